@@ -1,0 +1,204 @@
+"""The columns of the table: how each gateway is found, configured and started.
+
+A gateway that cannot take part raises Unavailable with the reason, which becomes its column.
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib.metadata
+import os
+import re
+import shutil
+import string
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.faults import BenchFault, Unavailable
+from bench.machine import Cores
+from bench.processes import Child, family_of, free_port
+from bench.toolchain import CACHE, ROOT, native
+from bench.wire import Address
+
+OPEN_FILES = 16384
+NGINX_PLACES = "/usr/sbin:/usr/local/sbin:/usr/local/nginx/sbin:/opt/homebrew/bin"
+NGINX_PACKAGES = ("nginx", "nginx-light", "nginx-core")     # which of them holds the program varies by release
+
+
+@dataclass
+class Gateway:
+    """A gateway that answers.  `child` is None when someone else started it; `pid` when its process is unknown."""
+
+    name: str
+    address: Address
+    child: Child | None = None
+    pid: int | None = None
+
+    def pids(self) -> list[int]:
+        return family_of(self.pid) if self.pid else []
+
+    def stop(self) -> None:
+        if self.child:
+            self.child.stop()
+
+
+class Upstream:
+    """The native upstream, listening on a free port of the loopback interface."""
+
+    def __init__(self, folder: Path, core: int | None) -> None:
+        self.child = Child([str(native("upstream")), "--listen", "127.0.0.1:0"], core, folder / "upstream.log")
+        try:
+            self.child.await_ready(lambda: "listening on" in self.child.log.read_text())
+        except BaseException:
+            self.child.stop()
+            raise
+        port = self.child.log.read_text().rpartition(":")[2]
+        self.address = Address("127.0.0.1", int(port))
+
+
+def answers(address: Address) -> bool:
+    """Whether GET /v1/models is answered with 200."""
+    link = http.client.HTTPConnection(address.host, address.port, timeout=2)
+    try:
+        link.request("GET", f"{address.prefix}/models")
+        return link.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        link.close()
+
+
+# ---- what is started, by name ----
+
+Command = Callable[[Address, Address, Path], list[str]]
+
+
+def nginx_command(listen: Address, worker: Address, folder: Path) -> list[str]:
+    """Writes the configuration and returns how to start nginx with it."""
+    folder = folder / f"nginx-{listen.port}"
+    folder.mkdir()
+    template = string.Template((Path(__file__).parent / "rivals" / "nginx.conf").read_text())
+    config = template.substitute(
+        folder=folder,
+        listen=listen.authority,
+        worker=worker.authority,
+        open_files=OPEN_FILES,
+        user="user root;" if os.geteuid() == 0 else "",     # its own folder must stay writable to it
+    )
+    (folder / "nginx.conf").write_text(config)
+    return [find_nginx(), "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
+
+
+def aiohttp_command(listen: Address, worker: Address, folder: Path) -> list[str]:
+    return [sys.executable, "-m", "bench.rivals.plain_aiohttp", "--worker", worker.url, "--listen", listen.authority]
+
+
+def relayd_command(listen: Address, worker: Address, folder: Path) -> list[str]:
+    return [
+        sys.executable, "-m", "relayd", "serve", "--worker", worker.url, "--listen", listen.authority,
+        "--admin", "off",
+    ]
+
+
+COMMANDS: dict[str, Command] = {"nginx": nginx_command, "aiohttp": aiohttp_command, "relayd": relayd_command}
+
+
+def start(name: str, worker: Address, folder: Path, cores: Cores) -> Gateway:
+    """Starts gateway `name` in front of `worker`.  Raises Unavailable when it does not come up."""
+    reason = Unavailable("no free port was found")
+    for _ in range(3):      # someone else may take the port between its choice and its use
+        listen = Address("127.0.0.1", free_port())
+        command = COMMANDS[name](listen, worker, folder)
+        child = Child(command, cores.gateway, folder / f"{name}-{listen.port}.log", cwd=ROOT)
+        try:
+            child.await_ready(lambda listen=listen: answers(listen))
+        except Unavailable as fault:
+            child.stop()
+            reason = fault
+            if "in use" not in str(fault):
+                break
+        except BaseException:
+            child.stop()
+            raise
+        else:
+            return Gateway(name, listen, child, child.pid)
+    raise reason
+
+
+def version(name: str) -> str:
+    """What a reader needs to know about the gateway's build."""
+    if name == "nginx":
+        done = subprocess.run([find_nginx(), "-v"], capture_output=True, text=True)
+        found = re.search(r"nginx/(\S+)", done.stderr)
+        return found[1] if found else "unknown"
+    if name == "aiohttp":
+        return ", ".join(f"{package} {_installed(package)}" for package in ("aiohttp", "uvloop"))
+    if name == "relayd":
+        from relayd import __version__
+
+        return __version__
+    return ""
+
+
+def _installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        raise Unavailable(f"the Python package {package} is not installed") from None
+
+
+# ---- nginx, wherever it is ----
+
+
+def find_nginx() -> str:
+    """Returns the path of nginx: installed, unpacked by an earlier run, or unpacked now from Debian's package."""
+    unpacked = CACHE / "nginx" / "usr" / "sbin" / "nginx"
+    found = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:{NGINX_PLACES}:{unpacked.parent}")
+    if found:
+        return found
+    if not shutil.which("apt-get"):
+        raise Unavailable("nginx is not installed")
+    _unpack_nginx(CACHE / "nginx")
+    if not unpacked.exists():
+        raise Unavailable("nginx is not installed, and apt-get could not fetch it: try apt-get install nginx-light")
+    return str(unpacked)
+
+
+def _unpack_nginx(folder: Path) -> None:
+    """Unpacks Debian's package beside the other build results.
+
+    It is not installed: that would start a web server on port 80 of the machine.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    print("bench: nginx is not installed; fetching Debian's package into build/bench/nginx", file=sys.stderr)
+    if not _download_packages(folder) and os.geteuid() == 0:
+        _quiet(["apt-get", "update"], folder)
+        _download_packages(folder)
+    for package in folder.glob("*.deb"):
+        _quiet(["dpkg", "-x", str(package), str(folder)], folder)
+
+
+def _download_packages(folder: Path) -> bool:
+    done = [_quiet(["apt-get", "download", package], folder) for package in NGINX_PACKAGES]
+    return any(done)
+
+
+def _quiet(command: list[str], folder: Path) -> bool:
+    try:
+        return subprocess.run(command, cwd=folder, capture_output=True, timeout=120).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def running(url_address: Address, pid: int | None) -> Gateway:
+    """A gateway that someone else started.  Raises BenchFault when it does not answer, or `pid` is no process."""
+    if pid is not None and not Path(f"/proc/{pid}").exists():
+        raise BenchFault(f"there is no process {pid}: --pid takes the id of the gateway", 2)
+    if not answers(url_address):
+        raise BenchFault(
+            f"GET {url_address.url}{url_address.prefix}/models was not answered with 200: is a gateway listening there?"
+        )
+    return Gateway("target", url_address, None, pid)

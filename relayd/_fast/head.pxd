@@ -1,0 +1,73 @@
+# relayd/_fast/head.pxd -- which lines of a head go on to the other side, and which stop a request.
+#
+# Both directions work on the list of (name, value) pairs that the HTTP parsers give, in their order
+# and spelling.  One pass over it checks every name and value, notes the few that relayd itself acts
+# on, and joins the rest, untouched, into one block of "Name: value\r\n" lines.
+
+# What is wrong with a request's head; the numbers index faults.HEAD_FAULTS.
+cpdef enum HeadFault:
+    HEAD_OK = 0
+    HEAD_BAD_METHOD = 1             # TRACE, CONNECT: refused up front
+    HEAD_BAD_VERSION = 2            # neither HTTP/1.1 nor HTTP/1.0
+    HEAD_BAD_TARGET = 3             # not an origin-form path, or one that climbs
+    HEAD_BAD_HOST = 4               # missing, repeated or malformed
+    HEAD_BAD_NAME = 5               # a field name that is not a token
+    HEAD_BAD_VALUE = 6              # a control byte in a field value
+    HEAD_BAD_LENGTH = 7             # Content-Length that is not one number, or beside chunked
+    HEAD_BAD_CODING = 8             # a transfer coding other than chunked
+    HEAD_BAD_CREDENTIAL = 9         # two Authorization lines, or two credentials in one
+    HEAD_BAD_EXPECT = 10            # an expectation other than 100-continue
+    HEAD_LOOP = 11                  # this very process has seen the request before
+
+
+cdef class RequestHead:
+    # What relayd acts on.  bytes are as received, None where the client said nothing.
+    cdef readonly int fault                 # a HeadFault
+    cdef readonly str method
+    cdef readonly bytes target              # origin-form, exactly as received
+    cdef readonly bytes path                # target up to "?"
+    cdef readonly bytes host
+    cdef readonly bytes content_type
+    cdef readonly bytes content_encoding
+    cdef readonly bytes accept_encoding
+    cdef readonly bytes forwarded_for
+    cdef readonly bytes forwarded_proto
+    cdef readonly bytes request_id
+    cdef readonly bytes traceparent
+    cdef readonly bytes authorization
+    cdef readonly bytes api_key             # x-api-key or api-key
+    cdef readonly bytes bad_name            # the field that `fault` is about, if it is about one
+    cdef readonly Py_ssize_t content_length # -1 when none was given
+    cdef readonly bint chunked
+    cdef readonly bint expect_continue
+    cdef readonly bint anthropic            # has an anthropic-version line
+    cdef bytes passed                       # the lines that go on as they are
+    cdef bytes credentials                  # Authorization, x-api-key, api-key lines
+
+    # Each returns a HeadFault, or -1 with an exception set.
+    cdef int _read(self, str method, bytes target, int version_minor, object headers) except -1
+    cdef int _read_target(self, bytes target) except -1
+    cdef int _read_headers(self, object headers) except -1
+    cdef int _note(self, int action, bytes value) except -1
+
+    # The head for a worker.  `identity` is the block that relayd adds (request id, forwarding, via);
+    # length: bytes of the body, -1 for chunked, -2 for no body at all.
+    cpdef bytes for_worker(
+        self, bytes host, bytes identity, bint stream, bint with_credentials, Py_ssize_t length)
+
+
+cdef class ResponseHead:
+    cdef readonly bint valid                # False: the answer must not be relayed
+    cdef readonly bytes block               # the lines that go on as they are
+    cdef readonly bytes content_encoding
+    cdef readonly bytes retry_after
+    cdef readonly bytes retry_after_ms
+    cdef readonly bytes request_id
+    cdef readonly bint event_stream
+    cdef readonly bint has_date
+    cdef readonly bint accel_buffering
+    cdef readonly bint chunked
+    cdef readonly Py_ssize_t content_length # -1 when none was given
+
+
+cpdef ResponseHead read_response_head(list headers)

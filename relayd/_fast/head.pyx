@@ -1,0 +1,488 @@
+# cython: language_level=3
+"""Which lines of a head go on to the other side, and which stop a request.
+
+A gateway that forwards an ambiguous head lets two servers read it in two ways, and that is how
+requests are smuggled.  So ambiguity is refused, never repaired: one Host, one framing, names that are
+tokens, values without control bytes, a target that is a plain path.  The parsers in front of this
+(llhttp in aiohttp and in httptools) refuse much of it already; what is checked here is checked
+whichever parser it came from.
+
+What goes on is everything but a deny-list: hop-by-hop fields and those that Connection names, framing
+(made anew), identity and forwarding fields (a client could lie in them), and the spellings of all of
+these with underscores, which many servers read as the same name.  Unknown fields pass: SDKs add
+session keys and beta flags every month.
+
+Called once per request and once per answer, on the loop's thread; 2-3 us for a dozen lines.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+
+# What to do with a field, by its name.
+cdef enum Action:
+    PASS = 0
+    DROP = 1                # never goes on
+    CONNECTION = 2          # dropped, and so are the fields that it names
+    HOST = 3
+    CONTENT_LENGTH = 4
+    TRANSFER_ENCODING = 5
+    CONTENT_TYPE = 6        # noted, and passes
+    CONTENT_ENCODING = 7    # noted, and passes
+    ACCEPT_ENCODING = 8     # noted; streams are asked for as identity
+    FORWARDED_FOR = 9
+    FORWARDED_PROTO = 10
+    REQUEST_ID = 11
+    TRACEPARENT = 12
+    AUTHORIZATION = 13
+    API_KEY = 14
+    EXPECT = 15
+    VIA = 16
+    ANTHROPIC = 17
+    RETRY_AFTER = 18
+    RETRY_AFTER_MS = 19
+    DATE = 20
+    ACCEL_BUFFERING = 21
+
+HOP_BY_HOP = frozenset([
+    b"keep-alive", b"proxy-connection", b"proxy-authorization", b"proxy-authenticate",
+    b"proxy-authentication-info", b"te", b"trailer", b"upgrade", b"http2-settings",
+])
+# Fields that say who the client is or what it asked for in a way that servers believe.
+IDENTITY = frozenset([
+    b"forwarded", b"x-forwarded-host", b"x-forwarded-port", b"x-forwarded-server",
+    b"x-forwarded-prefix", b"x-forwarded-ssl", b"x-forwarded-scheme", b"x-real-ip", b"x-client-ip",
+    b"x-cluster-client-ip", b"true-client-ip", b"x-original-url", b"x-original-host",
+    b"x-rewrite-url", b"proxy",
+])
+# Connection may not be used to take these away from a request.
+UNNAMEABLE = frozenset([
+    b"host", b"content-length", b"content-type", b"content-encoding", b"transfer-encoding",
+    b"authorization", b"x-api-key", b"api-key", b"traceparent", b"tracestate", b"x-request-id",
+    b"x-forwarded-for", b"x-forwarded-proto", b"accept", b"accept-encoding", b"anthropic-version",
+])
+
+REQUEST_ACTIONS = {
+    b"connection": CONNECTION,
+    b"host": HOST,
+    b"content-length": CONTENT_LENGTH,
+    b"transfer-encoding": TRANSFER_ENCODING,
+    b"content-type": CONTENT_TYPE,
+    b"content-encoding": CONTENT_ENCODING,
+    b"accept-encoding": ACCEPT_ENCODING,
+    b"x-forwarded-for": FORWARDED_FOR,
+    b"x-forwarded-proto": FORWARDED_PROTO,
+    b"x-request-id": REQUEST_ID,
+    b"traceparent": TRACEPARENT,
+    b"authorization": AUTHORIZATION,
+    b"x-api-key": API_KEY,
+    b"api-key": API_KEY,
+    b"expect": EXPECT,
+    b"via": VIA,
+    b"anthropic-version": ANTHROPIC,
+    **{name: DROP for name in HOP_BY_HOP | IDENTITY},
+}
+# Alt-Svc would send the client past relayd; a worker has no say over x-relayd-*.
+RESPONSE_ACTIONS = {
+    b"connection": CONNECTION,
+    b"content-length": CONTENT_LENGTH,
+    b"transfer-encoding": TRANSFER_ENCODING,
+    b"content-type": CONTENT_TYPE,
+    b"content-encoding": CONTENT_ENCODING,
+    b"retry-after": RETRY_AFTER,
+    b"retry-after-ms": RETRY_AFTER_MS,
+    b"x-request-id": REQUEST_ID,
+    b"x-accel-buffering": ACCEL_BUFFERING,
+    b"date": DATE,
+    b"alt-svc": DROP,
+    **{name: DROP for name in HOP_BY_HOP},
+}
+
+# Actions by the exact spelling received, so that a known name costs one look-up.  Bounded: a peer
+# chooses the spellings.
+cdef enum:
+    SPELLINGS_KEPT = 2048
+
+cdef dict request_spellings = {}
+cdef dict response_spellings = {}
+
+# Set once per process: the pseudonym that this process adds to Via and recognises there.
+cdef bytes own_via = b""
+
+
+def set_via(bytes pseudonym):
+    """Make `pseudonym` the name under which this process adds itself to Via."""
+    global own_via
+    own_via = pseudonym
+
+
+# --- bytes ------------------------------------------------------------------------------------------
+
+# RFC 9110 5.6.2: the characters of a token.
+cdef bint[256] IS_TOKEN
+cdef bint[256] IS_HOST
+
+for _c in range(256):
+    IS_TOKEN[_c] = chr(_c).isalnum() and _c < 128 or chr(_c) in "!#$%&'*+-.^_`|~"
+    IS_HOST[_c] = chr(_c).isalnum() and _c < 128 or chr(_c) in "-._~%"
+
+
+cdef bint is_token(bytes name) noexcept:
+    cdef const unsigned char* text = <const unsigned char*> PyBytes_AS_STRING(name)
+    cdef Py_ssize_t i, size = PyBytes_GET_SIZE(name)
+    for i in range(size):
+        if not IS_TOKEN[text[i]]:
+            return False
+    return size > 0
+
+
+cdef bint is_clean(bytes value) noexcept:
+    """True if there is no control byte but tab in `value`."""
+    cdef const unsigned char* text = <const unsigned char*> PyBytes_AS_STRING(value)
+    cdef Py_ssize_t i
+    for i in range(PyBytes_GET_SIZE(value)):
+        if text[i] < 32 and text[i] != 9 or text[i] == 127:
+            return False
+    return True
+
+
+cdef bint is_digits(const unsigned char* text, Py_ssize_t size) noexcept:
+    cdef Py_ssize_t i
+    for i in range(size):
+        if not 48 <= text[i] <= 57:
+            return False
+    return size > 0
+
+
+cdef Py_ssize_t read_length(bytes value) noexcept:
+    """Return Content-Length as a number, or -1 when it is not 1 to 18 digits."""
+    cdef const unsigned char* text = <const unsigned char*> PyBytes_AS_STRING(value)
+    cdef Py_ssize_t i, size = PyBytes_GET_SIZE(value), length = 0
+    if size > 18 or not is_digits(text, size):
+        return -1
+    for i in range(size):
+        length = length * 10 + (text[i] - 48)
+    return length
+
+
+cdef bint is_host(bytes host) noexcept:
+    """True for a name or address with an optional port, and nothing else (RFC 9110 7.2)."""
+    cdef const unsigned char* text = <const unsigned char*> PyBytes_AS_STRING(host)
+    cdef Py_ssize_t i = 0, size = PyBytes_GET_SIZE(host)
+    if size == 0 or size > 262:
+        return False
+    if text[0] == 91:                               # [IPv6]
+        i = 1
+        while i < size and (
+                48 <= text[i] <= 58 or 65 <= text[i] <= 70 or 97 <= text[i] <= 102 or text[i] == 46):
+            i += 1
+        if i < 3 or i == size or text[i] != 93:
+            return False
+        i += 1
+    else:
+        while i < size and IS_HOST[text[i]]:
+            i += 1
+        if i == 0:
+            return False
+    if i == size:
+        return True
+    return text[i] == 58 and size - i <= 6 and (size - i == 1 or is_digits(text + i + 1, size - i - 1))
+
+
+cdef bint is_path(bytes target) noexcept:
+    """True for visible ASCII that starts with a slash and has no fragment."""
+    cdef const unsigned char* text = <const unsigned char*> PyBytes_AS_STRING(target)
+    cdef Py_ssize_t i, size = PyBytes_GET_SIZE(target)
+    if size == 0 or text[0] != 47:
+        return False
+    for i in range(size):
+        if text[i] <= 32 or text[i] >= 127 or text[i] == 35:
+            return False
+    return True
+
+
+cdef bint climbs(bytes path):
+    """True if a segment is "..", however its dots and slashes are written."""
+    cdef bytes plain
+    if b".." not in path and b"%2" not in path:
+        return False
+    plain = path.lower().replace(b"%2e", b".").replace(b"%2f", b"/").replace(b"%5c", b"/")
+    return b".." in plain.replace(b"\\", b"/").split(b"/")
+
+
+cdef bint has_two_credentials(bytes value):
+    """True for `Bearer a, Bearer b` and other ways to put two into one line."""
+    cdef bytes scheme, rest
+    scheme, _, rest = value.partition(b" ")
+    return scheme.lower() == b"bearer" and (b"," in rest or b" " in rest.strip())
+
+
+# --- actions ----------------------------------------------------------------------------------------
+
+cdef int action_of(bytes name, dict actions, dict spellings) except -1:
+    """Return what to do with the field `name`; -2 when it is not a token."""
+    cdef object known = spellings.get(name)
+    cdef int action
+    if known is not None:
+        return known
+    if not is_token(name):
+        return -2
+    action = slow_action_of(name.lower(), actions)
+    if len(spellings) < SPELLINGS_KEPT:
+        spellings[name] = action
+    return action
+
+
+cdef int slow_action_of(bytes name, dict actions) except -1:
+    cdef object action = actions.get(name)
+    cdef bytes twin
+    if action is not None:
+        return action
+    if name.startswith((b"x-relayd-", b"x-relayd_")):
+        return DROP
+    if b"_" in name:
+        twin = name.replace(b"_", b"-")
+        if twin.startswith((b"x-relayd-", b"x-forwarded-")) or actions.get(twin, PASS) != PASS:
+            return DROP                 # X_Forwarded_For is read as X-Forwarded-For by many servers
+    if name.startswith(b"x-forwarded-"):
+        return DROP if actions is REQUEST_ACTIONS else PASS
+    return PASS
+
+
+cdef set named_by(bytes connection):
+    """Return the lower-case field names in a Connection value that it may take away."""
+    return {
+        name for name in [part.strip().lower() for part in connection.split(b",")]
+        if name and name not in UNNAMEABLE and name not in (b"close", b"keep-alive")
+    }
+
+
+cdef list without_named(list lines, set named):
+    """Return `lines` ("Name: value\r\n") without the fields in `named`."""
+    return [line for line in lines if line.partition(b":")[0].lower() not in named]
+
+
+# --- requests ---------------------------------------------------------------------------------------
+
+@cython.final
+cdef class RequestHead:
+    """A client's head, checked: what relayd acts on, and what goes on to a worker.
+
+    `target` is the request target as received; `version_minor` is 0 or 1, or -1 for any other
+    version; `headers` a sequence of (name, value) bytes.  When `fault` is not HEAD_OK the rest may be
+    incomplete.
+    """
+
+    def __init__(self, str method, bytes target, int version_minor, object headers):
+        self.method = method
+        self.content_length = -1
+        self.passed = self.credentials = b""
+        self.target = target
+        self.path = target
+        self.fault = self._read(method, target, version_minor, headers)
+
+    cdef int _read(self, str method, bytes target, int version_minor, object headers) except -1:
+        cdef int fault
+        if version_minor < 0:
+            return HEAD_BAD_VERSION
+        if method == "TRACE" or method == "CONNECT":
+            return HEAD_BAD_METHOD
+        fault = self._read_headers(headers)
+        if fault != HEAD_OK:
+            return fault
+        if self.host is None and version_minor == 1 or self.host is not None and not is_host(self.host):
+            return HEAD_BAD_HOST
+        if self.chunked and (version_minor == 0 or self.content_length >= 0):
+            return HEAD_BAD_LENGTH
+        return self._read_target(target)
+
+    cdef int _read_target(self, bytes target) except -1:
+        cdef bytes rest, authority
+        cdef Py_ssize_t at
+        if target[:7].lower() == b"http://":        # absolute-form: RFC 9112 3.2.2
+            rest = target[7:]
+            at = rest.find(b"/")
+            authority = rest if at < 0 else rest[:at]
+            if not is_host(authority) or self.host is None or authority.lower() != self.host.lower():
+                return HEAD_BAD_TARGET
+            target = b"/" if at < 0 else rest[at:]
+        if not is_path(target):
+            return HEAD_BAD_TARGET
+        at = target.find(b"?")
+        self.path = target if at < 0 else target[:at]
+        self.target = target
+        return HEAD_BAD_TARGET if climbs(self.path) else HEAD_OK
+
+    cdef int _read_headers(self, object headers) except -1:
+        cdef:
+            bytes name, value
+            list lines = [], credentials = []
+            set named = None
+            int action, fault
+
+        for name, value in headers:
+            action = action_of(name, REQUEST_ACTIONS, request_spellings)
+            if action < 0:
+                self.bad_name = name
+                return HEAD_BAD_NAME
+            if not is_clean(value):
+                self.bad_name = name
+                return HEAD_BAD_VALUE
+            if action == PASS:
+                lines.append(b"%b: %b\r\n" % (name, value))
+                continue
+            if action == CONNECTION:
+                named = named_by(value) if named is None else named | named_by(value)
+                continue
+            if action == AUTHORIZATION or action == API_KEY:
+                credentials.append(b"%b: %b\r\n" % (name, value))
+            elif action in (CONTENT_TYPE, CONTENT_ENCODING, VIA, ANTHROPIC):
+                lines.append(b"%b: %b\r\n" % (name, value))
+            fault = self._note(action, value)
+            if fault != HEAD_OK:
+                self.bad_name = name
+                return fault
+        if named:
+            lines = without_named(lines, named)
+        self.passed = b"".join(lines)
+        self.credentials = b"".join(credentials)
+        return HEAD_OK
+
+    cdef int _note(self, int action, bytes value) except -1:
+        """Keep what the field says to relayd; return a HeadFault when it says it wrongly."""
+        if action == HOST:
+            if self.host is not None:
+                return HEAD_BAD_HOST
+            self.host = value
+        elif action == CONTENT_LENGTH:
+            if self.content_length >= 0:
+                return HEAD_BAD_LENGTH
+            self.content_length = read_length(value)
+            if self.content_length < 0:
+                return HEAD_BAD_LENGTH
+        elif action == TRANSFER_ENCODING:
+            if self.chunked or value.lower() != b"chunked":
+                return HEAD_BAD_CODING
+            self.chunked = True
+        elif action == AUTHORIZATION:
+            if self.authorization is not None or has_two_credentials(value):
+                return HEAD_BAD_CREDENTIAL
+            self.authorization = value
+        elif action == API_KEY:
+            self.api_key = value
+        elif action == CONTENT_TYPE:
+            self.content_type = value
+        elif action == CONTENT_ENCODING:
+            self.content_encoding = value
+        elif action == ACCEPT_ENCODING:
+            self.accept_encoding = value if self.accept_encoding is None else (
+                self.accept_encoding + b", " + value)
+        elif action == FORWARDED_FOR:
+            self.forwarded_for = value if self.forwarded_for is None else (
+                self.forwarded_for + b", " + value)
+        elif action == FORWARDED_PROTO:
+            self.forwarded_proto = value
+        elif action == REQUEST_ID:
+            self.request_id = value
+        elif action == TRACEPARENT:
+            self.traceparent = value
+        elif action == ANTHROPIC:
+            self.anthropic = True
+        elif action == EXPECT:
+            if value.lower() != b"100-continue":
+                return HEAD_BAD_EXPECT
+            self.expect_continue = True
+        elif action == VIA:
+            if own_via and own_via in value:
+                return HEAD_LOOP
+        return HEAD_OK
+
+    cpdef bytes for_worker(
+        self, bytes host, bytes identity, bint stream, bint with_credentials, Py_ssize_t length
+    ):
+        """Return the bytes of the head that a worker gets, blank line included.
+
+        `host` is the worker's Host value; `identity` the lines that relayd adds; `stream` asks for
+        an identity coding instead of passing Accept-Encoding on; `length` is the body's size in
+        bytes, -1 to announce chunks, -2 for no body.
+        """
+        cdef list parts = [
+            self.method.encode(), b" ", self.target, b" HTTP/1.1\r\nHost: ", host, b"\r\n", self.passed]
+        if with_credentials:
+            parts.append(self.credentials)
+        if stream:
+            parts.append(b"Accept-Encoding: identity\r\n")
+        elif self.accept_encoding is not None:
+            parts.append(b"Accept-Encoding: %b\r\n" % self.accept_encoding)
+        parts.append(identity)
+        if length >= 0:
+            parts.append(b"Content-Length: %d\r\n\r\n" % length)
+        elif length == -1:
+            parts.append(b"Transfer-Encoding: chunked\r\n\r\n")
+        else:
+            parts.append(b"\r\n")
+        return b"".join(parts)
+
+
+# --- answers ----------------------------------------------------------------------------------------
+
+cpdef ResponseHead read_response_head(list headers):
+    """Return what `headers`, the (name, value) pairs of an answer, say and pass on."""
+    cdef ResponseHead head = ResponseHead.__new__(ResponseHead)
+    head.content_length = -1
+    head.valid = read_answer(head, headers)
+    return head
+
+
+cdef bint read_answer(ResponseHead head, list headers) except -1:
+    cdef:
+        bytes name, value
+        list lines = []
+        set named = None
+        int action
+
+    for name, value in headers:
+        action = action_of(name, RESPONSE_ACTIONS, response_spellings)
+        if action < 0:
+            return False
+        value = value.rstrip(b" \t")
+        if not is_clean(value):
+            return False
+        if action == PASS:
+            lines.append(b"%b: %b\r\n" % (name, value))
+        elif action == CONNECTION:
+            named = named_by(value) if named is None else named | named_by(value)
+        elif action == CONTENT_LENGTH:
+            if head.content_length >= 0:
+                return False
+            head.content_length = read_length(value)
+            if head.content_length < 0:
+                return False
+        elif action == TRANSFER_ENCODING:
+            if head.chunked or value.lower() != b"chunked":
+                return False            # a coding that nobody here undoes would corrupt the body
+            head.chunked = True
+        elif action != DROP:
+            lines.append(b"%b: %b\r\n" % (name, value))
+            note_answer(head, action, value)
+    if named:
+        lines = without_named(lines, named)
+    head.block = b"".join(lines)
+    return not (head.chunked and head.content_length >= 0)
+
+
+cdef int note_answer(ResponseHead head, int action, bytes value) except -1:
+    if action == CONTENT_TYPE:
+        head.event_stream = value[:17].lower() == b"text/event-stream"
+    elif action == CONTENT_ENCODING:
+        head.content_encoding = value
+    elif action == RETRY_AFTER:
+        head.retry_after = value
+    elif action == RETRY_AFTER_MS:
+        head.retry_after_ms = value
+    elif action == REQUEST_ID:
+        head.request_id = value
+    elif action == ACCEL_BUFFERING:
+        head.accel_buffering = True
+    elif action == DATE:
+        head.has_date = True
+    return 0

@@ -1,0 +1,497 @@
+# cython: language_level=3
+"""Where server-sent events end, which of them end the stream, and what the answer cost.
+
+An event is one or more lines, then an empty line.  A line ends in LF, CR or CRLF (HTML Living
+Standard, "Server-sent events"), and a network read may cut any of these in half.  So between reads
+EventScan keeps a handful of facts and the first bytes of the line being read: enough to tell
+`data: [DONE]`, `event: message_stop` and an error object from everything else, without decoding JSON.
+
+Usage is found by its key.  Inside a JSON string a quote is always escaped, so the seven bytes
+`"usage"`, not preceded by a backslash and followed by a colon and a brace, can only be a key: no
+text that a model writes can forge it.  The object behind it (a few hundred bytes) is the only part
+of an answer that is ever copied, and it is read for integers under the few names that the two
+dialects use.  `"usage": null`, which some servers put on every chunk, is neither zero nor an error.
+
+Owner: the Leg embeds one of each per response.  The classes at the end are for tests and tools.
+"""
+
+cimport cython
+from libc.string cimport memchr, memcmp, memcpy
+
+cdef extern from "debug.h" nogil:
+    void RELAYD_CHECK(bint condition)
+
+cdef extern from "<string.h>" nogil:
+    void* memmem(const void* haystack, size_t haystack_size, const void* needle, size_t needle_size)
+
+
+# --- events -----------------------------------------------------------------------------------------
+
+cdef void scan_reset(EventScan* scan, int terminator) noexcept nogil:
+    scan.events = 0
+    scan.comments = 0
+    scan.in_event = False
+    scan.in_line = False
+    scan.after_cr = False
+    scan.has_field = False
+    scan.has_data = False
+    scan.is_terminator = False
+    scan.is_error = False
+    scan.terminated = False
+    scan.errored = False
+    scan.terminator = terminator
+    scan.kept = 0
+
+
+cdef bint scan_at_boundary(const EventScan* scan) noexcept nogil:
+    return not scan.in_event and not scan.in_line
+
+
+cdef inline bint starts_with(
+    const char* text, int size, const char* prefix, int prefix_size
+) noexcept nogil:
+    return size >= prefix_size and memcmp(text, prefix, prefix_size) == 0
+
+
+cdef inline int without_spaces(char* out, const char* text, int size) noexcept nogil:
+    """Copy `text` without its spaces: JSON is written both with and without them."""
+    cdef int i, n = 0
+    for i in range(size):
+        if text[i] != b' ' and text[i] != b'\t':
+            out[n] = text[i]
+            n += 1
+    return n
+
+
+cdef bint is_last_type(int terminator, const char* name, int size) noexcept nogil:
+    """True if `name` is the type of event that ends a stream of this kind."""
+    if terminator == TERMINATOR_MESSAGE_STOP:
+        return starts_with(name, size, b"message_stop", 12)
+    if terminator == TERMINATOR_RESPONSE:
+        return (
+            starts_with(name, size, b"response.completed", 18)
+            or starts_with(name, size, b"response.incomplete", 19)
+            or starts_with(name, size, b"response.failed", 15)
+        )
+    return False
+
+
+cdef void read_data_line(EventScan* scan, const char* value, int size) noexcept nogil:
+    cdef char[LINE_KEPT] packed
+    cdef int n
+
+    if scan.has_data:
+        return                      # only the first line of a multi-line value says what it is
+    scan.has_data = True
+    if starts_with(value, size, b"[DONE]", 6):
+        scan.is_terminator |= scan.terminator == TERMINATOR_DONE
+        return
+    n = without_spaces(packed, value, size)
+    if starts_with(packed, n, b'{"error":', 9):
+        # An "error" of null, "" or {} beside real content is not one.
+        scan.is_error |= n > 10 and packed[9] == b'{' and packed[10] != b'}' or (
+            n > 10 and packed[9] == b'"' and packed[10] != b'"')
+    elif starts_with(packed, n, b'{"type":"', 9):
+        scan.is_error |= starts_with(packed + 9, n - 9, b'error"', 6)
+        scan.is_terminator |= is_last_type(scan.terminator, packed + 9, n - 9)
+
+
+cdef void read_line(EventScan* scan) noexcept nogil:
+    """Note what the line that just ended says about its event."""
+    cdef const char* value
+    cdef int size
+
+    if starts_with(scan.line, scan.kept, b"data:", 5):
+        scan.has_field = True
+        value = scan.line + 5
+        size = scan.kept - 5
+        if size > 0 and value[0] == b' ':
+            value += 1
+            size -= 1
+        read_data_line(scan, value, size)
+    elif starts_with(scan.line, scan.kept, b"event:", 6):
+        scan.has_field = True
+        value = scan.line + 6
+        size = scan.kept - 6
+        if size > 0 and value[0] == b' ':
+            value += 1
+            size -= 1
+        scan.is_error |= size == 5 and memcmp(value, b"error", 5) == 0
+        scan.is_terminator |= is_last_type(scan.terminator, value, size)
+
+
+cdef void end_event(EventScan* scan) noexcept nogil:
+    scan.events += 1
+    if not scan.has_field:
+        scan.comments += 1
+    scan.terminated |= scan.is_terminator
+    scan.errored |= scan.is_error
+    scan.in_event = False
+    scan.has_field = False
+    scan.has_data = False
+    scan.is_terminator = False
+    scan.is_error = False
+
+
+cdef inline Py_ssize_t scan_until(
+    EventScan* scan, const char* data, Py_ssize_t size, bint only_one
+) noexcept nogil:
+    cdef:
+        Py_ssize_t i = 0, stop, room, end = 0
+        const char* found
+
+    while i < size:
+        if scan.after_cr and data[i] == b'\n':
+            scan.after_cr = False
+            if i > 0 and end == i:
+                end = i + 1             # this LF closes the event that just ended
+            i += 1
+            if only_one and end == i:
+                return end
+            continue
+        if only_one and end:
+            return end
+
+        found = <const char*> memchr(data + i, b'\n', size - i)
+        stop = size if found is NULL else found - data
+        found = <const char*> memchr(data + i, b'\r', stop - i)
+        if found is not NULL:
+            stop = found - data
+
+        if stop > i:
+            scan.in_line = True
+            scan.after_cr = False
+            room = LINE_KEPT - scan.kept
+            if room > stop - i:
+                room = stop - i
+            memcpy(scan.line + scan.kept, data + i, room)
+            scan.kept += <int> room
+        if stop == size:
+            break                       # the line goes on in the next read
+
+        scan.after_cr = data[stop] == b'\r'
+        if scan.in_line:                # a line ends
+            read_line(scan)
+            scan.in_line = False
+            scan.kept = 0
+            scan.in_event = True
+        elif scan.in_event:             # an empty line ends the event
+            end_event(scan)
+            end = stop + 1
+            if only_one and not scan.after_cr:
+                return end
+        # else: an empty line between events, which means nothing
+        i = stop + 1
+
+    RELAYD_CHECK(scan.kept <= LINE_KEPT and end <= size)
+    return end
+
+
+cdef Py_ssize_t scan_feed(EventScan* scan, const char* data, Py_ssize_t size) noexcept nogil:
+    return scan_until(scan, data, size, False)
+
+
+cdef Py_ssize_t scan_feed_one(EventScan* scan, const char* data, Py_ssize_t size) noexcept nogil:
+    return scan_until(scan, data, size, True)
+
+
+# --- usage ------------------------------------------------------------------------------------------
+
+cdef enum:
+    SEEK_KEY = 0            # looking for "usage"
+    SEEK_COLON = 1          # behind the key
+    SEEK_OBJECT = 2         # behind the colon
+    IN_OBJECT = 3           # between the braces
+
+cdef enum:
+    KEY_SIZE = 7
+
+cdef const char* KEY = b'"usage"'
+
+# Counts above this are nonsense (a context of a trillion tokens) and could overflow sums.
+cdef enum:
+    MAX_COUNT_DIGITS = 12
+
+
+cdef void usage_reset(UsageScan* scan) noexcept nogil:
+    scan.usage.input = -1
+    scan.usage.output = -1
+    scan.usage.cached_input = -1
+    scan.usage.cache_write = -1
+    scan.usage.refused = False
+    scan.objects = 0
+    scan.state = SEEK_KEY
+    scan.matched = 0
+    scan.depth = 0
+    scan.in_string = False
+    scan.escaped = False
+    scan.previous = 0
+    scan.kept = 0
+
+
+cdef void note_count(Usage* usage, const char* key, int size, int64_t count) noexcept nogil:
+    if (size == 13 and memcmp(key, b"prompt_tokens", 13) == 0
+            or size == 12 and memcmp(key, b"input_tokens", 12) == 0):
+        usage.input = count
+    elif (size == 17 and memcmp(key, b"completion_tokens", 17) == 0
+            or size == 13 and memcmp(key, b"output_tokens", 13) == 0):
+        usage.output = count
+    elif (size == 13 and memcmp(key, b"cached_tokens", 13) == 0
+            or size == 23 and memcmp(key, b"cache_read_input_tokens", 23) == 0):
+        usage.cached_input = count
+    elif size == 27 and memcmp(key, b"cache_creation_input_tokens", 27) == 0:
+        usage.cache_write = count
+
+
+cdef bint is_known_count(const char* key, int size) noexcept nogil:
+    cdef Usage probe
+    probe.input = probe.output = probe.cached_input = probe.cache_write = -1
+    note_count(&probe, key, size, 1)
+    return probe.input + probe.output + probe.cached_input + probe.cache_write != -4
+
+
+cdef inline bint is_space(char c) noexcept nogil:
+    return c == b' ' or c == b'\t' or c == b'\n' or c == b'\r'
+
+
+cdef inline bint is_digit(char c) noexcept nogil:
+    return 48 <= c <= 57
+
+
+cdef int read_count(
+    Usage* usage, const char* key, int key_size, const char* text, int size
+) noexcept nogil:
+    """Read the number at `text` for `key`; return how many bytes it took."""
+    cdef int i = 0
+    cdef int64_t count = 0
+
+    while i < size and is_digit(text[i]) and i < MAX_COUNT_DIGITS:
+        count = count * 10 + (text[i] - 48)
+        i += 1
+    if i == 0 or i < size and (
+            is_digit(text[i]) or text[i] == b'.' or text[i] == b'e' or text[i] == b'E'):
+        usage.refused |= is_known_count(key, key_size)
+        return i
+    note_count(usage, key, key_size, count)
+    return i
+
+
+cdef void read_object(UsageScan* scan) noexcept nogil:
+    """Read `"name": integer` pairs, at any depth, from the object that was kept."""
+    cdef:
+        const char* text = scan.object
+        int size = scan.kept, i = 0, key = 0, key_size = 0
+
+    while i < size:
+        if text[i] != b'"':
+            i += 1
+            continue
+        key = i + 1
+        i = key
+        while i < size and text[i] != b'"':
+            i += 2 if text[i] == b'\\' else 1
+        if i >= size:
+            break
+        key_size = i - key
+        i += 1
+        while i < size and is_space(text[i]):
+            i += 1
+        if i >= size or text[i] != b':':
+            continue                    # it was a value
+        i += 1
+        while i < size and is_space(text[i]):
+            i += 1
+        if i < size and (is_digit(text[i]) or text[i] == b'-'):
+            i += read_count(&scan.usage, text + key, key_size, text + i, size - i)
+            if i < size and text[i] == b'-':
+                i += 1
+    scan.objects += 1
+
+
+cdef Py_ssize_t seek_key(UsageScan* scan, const char* data, Py_ssize_t size) noexcept nogil:
+    """Return the offset past the next key, or -1 when it does not end in this piece."""
+    cdef:
+        Py_ssize_t i, start, rest
+        const char* found
+        char before
+
+    if scan.matched:                    # the last piece ended inside what may be the key
+        rest = KEY_SIZE - scan.matched
+        if size < rest:
+            if memcmp(data, KEY + scan.matched, size) == 0:
+                scan.matched += <int> size
+                return -1
+        elif memcmp(data, KEY + scan.matched, rest) == 0:
+            scan.matched = 0
+            return rest
+        scan.matched = 0                # no other match can begin inside the part that matched
+
+    i = 0
+    while i < size:
+        found = <const char*> memmem(data + i, size - i, KEY, KEY_SIZE)
+        if found is NULL:
+            break
+        start = found - data
+        before = data[start - 1] if start > 0 else scan.previous
+        if before != b'\\':
+            return start + KEY_SIZE
+        i = start + 1
+
+    # Does the piece end in a beginning of the key?
+    for rest in range(1, KEY_SIZE):
+        start = size - rest
+        if start < i:
+            break
+        if data[start] == b'"' and memcmp(data + start, KEY, rest) == 0:
+            before = data[start - 1] if start > 0 else scan.previous
+            if before != b'\\':
+                scan.matched = <int> rest
+                break
+    return -1
+
+
+cdef Py_ssize_t keep_object(UsageScan* scan, const char* data, Py_ssize_t size) noexcept nogil:
+    """Copy the object's bytes; return the offset past its last brace, or `size`."""
+    cdef Py_ssize_t i
+    cdef char c
+
+    for i in range(size):
+        c = data[i]
+        if scan.kept == USAGE_KEPT:
+            scan.state = SEEK_KEY       # nothing that large is a usage object
+            return i
+        scan.object[scan.kept] = c
+        scan.kept += 1
+        if scan.in_string:
+            if scan.escaped:
+                scan.escaped = False
+            elif c == b'\\':
+                scan.escaped = True
+            elif c == b'"':
+                scan.in_string = False
+        elif c == b'"':
+            scan.in_string = True
+        elif c == b'{':
+            scan.depth += 1
+        elif c == b'}':
+            scan.depth -= 1
+            if scan.depth == 0:
+                read_object(scan)
+                scan.state = SEEK_KEY
+                return i + 1
+    return size
+
+
+cdef void usage_feed(UsageScan* scan, const char* data, Py_ssize_t size) noexcept nogil:
+    cdef Py_ssize_t i = 0, past
+
+    while i < size:
+        if scan.state == SEEK_KEY:
+            past = seek_key(scan, data + i, size - i)
+            if past < 0:
+                break
+            i += past
+            scan.state = SEEK_COLON
+            scan.previous = b'"'
+        elif scan.state == IN_OBJECT:
+            i += keep_object(scan, data + i, size - i)
+            scan.previous = data[i - 1] if i else scan.previous
+        elif is_space(data[i]):
+            i += 1
+        elif scan.state == SEEK_COLON and data[i] == b':':
+            scan.state = SEEK_OBJECT
+            i += 1
+        elif scan.state == SEEK_OBJECT and data[i] == b'{':
+            scan.state = IN_OBJECT
+            scan.depth = 0
+            scan.kept = 0
+            scan.in_string = False
+            scan.escaped = False
+        else:                           # null, a string, or no key at all
+            scan.state = SEEK_KEY
+            scan.previous = b':'        # anything but a backslash
+    if size > 0:
+        scan.previous = data[size - 1]
+    RELAYD_CHECK(0 <= scan.kept <= USAGE_KEPT and 0 <= scan.matched < KEY_SIZE)
+
+
+# --- for Python -------------------------------------------------------------------------------------
+
+@cython.final
+cdef class EventScanner:
+    """An EventScan that Python can hold, for tests, tools and benchmarks.
+
+    The relay embeds the struct and never makes one of these.  `terminator` is a Terminator.
+    """
+
+    def __cinit__(self, int terminator=TERMINATOR_NONE):
+        scan_reset(&self.scan, terminator)
+
+    @property
+    def events(self):
+        """Complete events seen so far."""
+        return self.scan.events
+
+    @property
+    def comments(self):
+        """How many of them were comments: neither data nor a name."""
+        return self.scan.comments
+
+    @property
+    def terminated(self):
+        """True once the route's terminator has been seen."""
+        return bool(self.scan.terminated)
+
+    @property
+    def errored(self):
+        """True once an error event has been seen."""
+        return bool(self.scan.errored)
+
+    @property
+    def at_boundary(self):
+        """True where nothing of the next event has been read."""
+        return bool(scan_at_boundary(&self.scan))
+
+    cpdef Py_ssize_t feed(self, bytes data) except -1:
+        """Read `data`; return the offset past the last event that ended in it, or 0."""
+        return scan_feed(&self.scan, data, len(data))
+
+    def feed_one(self, bytes data):
+        """Read `data` up to the first event that ends; return the offset past it, or 0."""
+        return scan_feed_one(&self.scan, data, len(data))
+
+
+@cython.final
+cdef class UsageScanner:
+    """A UsageScan that Python can hold, for tests, tools and benchmarks."""
+
+    def __cinit__(self):
+        usage_reset(&self.scan)
+
+    @property
+    def objects(self):
+        """Usage objects read so far."""
+        return self.scan.objects
+
+    @property
+    def usage(self):
+        """(input, output, cached input, cache write) tokens; None where nothing was said."""
+        return tuple(
+            None if count < 0 else count
+            for count in (
+                self.scan.usage.input,
+                self.scan.usage.output,
+                self.scan.usage.cached_input,
+                self.scan.usage.cache_write,
+            )
+        )
+
+    @property
+    def refused(self):
+        """True once a count was negative, fractional or absurd and was not believed."""
+        return bool(self.scan.usage.refused)
+
+    cpdef int feed(self, bytes data) except -1:
+        """Read `data`, the next piece of a body."""
+        usage_feed(&self.scan, data, len(data))
+        return 0
