@@ -1,4 +1,4 @@
-"""Every figure of the table: what it is called, which row of measurements it comes from, what relayd is allowed.
+"""Every figure of the table: its title, the row of measurements it comes from, what relayd is allowed.
 
 Declared once; the measurements fill them by key, the report prints them in this order.
 """
@@ -6,15 +6,14 @@ Declared once; the measurements fill them by key, the report prints them in this
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True)
 class Figure:
     """One line of the table.
 
-    `added` ones are what a gateway adds to the direct measurement of the same round.  `ceiling` is relayd's, in
-    the figure's own unit or, with `ceiling_is_ratio`, relative to nginx.
+    `added` ones are what a gateway adds to the direct measurement of the same round.  `ceiling` is relayd's,
+    in the figure's own unit or, with `ceiling_is_ratio`, relative to nginx.
     """
 
     key: str
@@ -30,7 +29,13 @@ class Figure:
 ROWS = ("cpu", "latency", "streams", "memory", "idle")
 
 FIGURES = (
-    Figure("cpu_us_request", "cpu", "CPU us/request, {connections} connections", ceiling=2.8, ceiling_is_ratio=True),
+    Figure(
+        "cpu_us_request",
+        "cpu",
+        "CPU us/request, {connections} connections",
+        ceiling=2.8,
+        ceiling_is_ratio=True,
+    ),
     Figure("requests_s", "cpu", "requests/s, {connections} connections", 0, has_ratio=False),
     Figure("latency_p50_us", "latency", "added latency P50 us, 1 connection", 0, added=True),
     Figure("latency_p99_us", "latency", "added latency P99 us, 1 connection", 0, added=True),

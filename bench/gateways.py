@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -25,12 +26,12 @@ from bench.wire import Address
 
 OPEN_FILES = 16384
 NGINX_PLACES = "/usr/sbin:/usr/local/sbin:/usr/local/nginx/sbin:/opt/homebrew/bin"
-NGINX_PACKAGES = ("nginx", "nginx-light", "nginx-core")     # which of them holds the program varies by release
+NGINX_PACKAGES = ("nginx", "nginx-light", "nginx-core")  # which of them holds the program varies by release
 
 
 @dataclass
 class Gateway:
-    """A gateway that answers.  `child` is None when someone else started it; `pid` when its process is unknown."""
+    """A gateway that answers.  `child` is None when someone else started it, `pid` when nobody named it."""
 
     name: str
     address: Address
@@ -49,7 +50,9 @@ class Upstream:
     """The native upstream, listening on a free port of the loopback interface."""
 
     def __init__(self, folder: Path, core: int | None) -> None:
-        self.child = Child([str(native("upstream")), "--listen", "127.0.0.1:0"], core, folder / "upstream.log")
+        self.child = Child(
+            [str(native("upstream")), "--listen", "127.0.0.1:0"], core, folder / "upstream.log"
+        )
         try:
             self.child.await_ready(lambda: "listening on" in self.child.log.read_text())
         except BaseException:
@@ -59,16 +62,25 @@ class Upstream:
         self.address = Address("127.0.0.1", int(port))
 
 
-def answers(address: Address) -> bool:
-    """Whether GET /v1/models is answered with 200."""
+def _models(address: Address, key: str | None) -> tuple[int, bytes] | None:
+    """Status and body of GET /v1/models; None when it is not answered."""
     link = http.client.HTTPConnection(address.host, address.port, timeout=2)
     try:
-        link.request("GET", f"{address.prefix}/models")
-        return link.getresponse().status == 200
+        link.request(
+            "GET", f"{address.prefix}/models", headers={"authorization": f"Bearer {key}"} if key else {}
+        )
+        answer = link.getresponse()
+        return answer.status, answer.read()
     except (OSError, http.client.HTTPException):
-        return False
+        return None
     finally:
         link.close()
+
+
+def answers(address: Address) -> bool:
+    """Whether GET /v1/models is answered with 200."""
+    answer = _models(address, None)
+    return answer is not None and answer[0] == 200
 
 
 # ---- what is started, by name ----
@@ -86,20 +98,44 @@ def nginx_command(listen: Address, worker: Address, folder: Path) -> list[str]:
         listen=listen.authority,
         worker=worker.authority,
         open_files=OPEN_FILES,
-        user="user root;" if os.geteuid() == 0 else "",     # its own folder must stay writable to it
+        user="user root;" if os.geteuid() == 0 else "",  # its own folder must stay writable to it
     )
     (folder / "nginx.conf").write_text(config)
-    return [find_nginx(), "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
+    return [
+        find_nginx(),
+        "-p",
+        str(folder),
+        "-e",
+        str(folder / "error.log"),
+        "-c",
+        str(folder / "nginx.conf"),
+    ]
 
 
 def aiohttp_command(listen: Address, worker: Address, folder: Path) -> list[str]:
-    return [sys.executable, "-m", "bench.rivals.plain_aiohttp", "--worker", worker.url, "--listen", listen.authority]
+    return [
+        sys.executable,
+        "-m",
+        "bench.rivals.plain_aiohttp",
+        "--worker",
+        worker.url,
+        "--listen",
+        listen.authority,
+    ]
 
 
 def relayd_command(listen: Address, worker: Address, folder: Path) -> list[str]:
     return [
-        sys.executable, "-m", "relayd", "serve", "--worker", worker.url, "--listen", listen.authority,
-        "--admin", "off",
+        sys.executable,
+        "-m",
+        "relayd",
+        "serve",
+        "--worker",
+        worker.url,
+        "--listen",
+        listen.authority,
+        "--admin",
+        "off",
     ]
 
 
@@ -109,7 +145,7 @@ COMMANDS: dict[str, Command] = {"nginx": nginx_command, "aiohttp": aiohttp_comma
 def start(name: str, worker: Address, folder: Path, cores: Cores) -> Gateway:
     """Starts gateway `name` in front of `worker`.  Raises Unavailable when it does not come up."""
     reason = Unavailable("no free port was found")
-    for _ in range(3):      # someone else may take the port between its choice and its use
+    for _ in range(3):  # someone else may take the port between its choice and its use
         listen = Address("127.0.0.1", free_port())
         command = COMMANDS[name](listen, worker, folder)
         child = Child(command, cores.gateway, folder / f"{name}-{listen.port}.log", cwd=ROOT)
@@ -154,7 +190,7 @@ def _installed(package: str) -> str:
 
 
 def find_nginx() -> str:
-    """Returns the path of nginx: installed, unpacked by an earlier run, or unpacked now from Debian's package."""
+    """Returns the path of nginx: installed, or unpacked from Debian's package, by this run if need be."""
     unpacked = CACHE / "nginx" / "usr" / "sbin" / "nginx"
     found = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:{NGINX_PLACES}:{unpacked.parent}")
     if found:
@@ -163,7 +199,9 @@ def find_nginx() -> str:
         raise Unavailable("nginx is not installed")
     _unpack_nginx(CACHE / "nginx")
     if not unpacked.exists():
-        raise Unavailable("nginx is not installed, and apt-get could not fetch it: try apt-get install nginx-light")
+        raise Unavailable(
+            "nginx is not installed, and apt-get could not fetch it: try apt-get install nginx-light"
+        )
     return str(unpacked)
 
 
@@ -193,12 +231,21 @@ def _quiet(command: list[str], folder: Path) -> bool:
         return False
 
 
-def running(url_address: Address, pid: int | None) -> Gateway:
-    """A gateway that someone else started.  Raises BenchFault when it does not answer, or `pid` is no process."""
+def running(address: Address, pid: int | None, name: str = "target") -> Gateway:
+    """A gateway that someone else started.  Raises BenchFault when it does not answer or `pid` is gone."""
     if pid is not None and not Path(f"/proc/{pid}").exists():
         raise BenchFault(f"there is no process {pid}: --pid takes the id of the gateway", 2)
-    if not answers(url_address):
+    if _models(address, None) is None:
+        raise BenchFault(f"nothing that speaks HTTP answers on {address.url}: is a gateway listening there?")
+    return Gateway(name, address, None, pid)
+
+
+def first_model(address: Address, key: str | None) -> str:
+    """The first model that the gateway lists.  Raises BenchFault when it lists none."""
+    status, body = _models(address, key) or (0, b"")
+    try:
+        return str(json.loads(body)["data"][0]["id"])
+    except (ValueError, LookupError, TypeError):
         raise BenchFault(
-            f"GET {url_address.url}{url_address.prefix}/models was not answered with 200: is a gateway listening there?"
-        )
-    return Gateway("target", url_address, None, pid)
+            f"GET {address.url}{address.prefix}/models ({status}) lists no model: name one with --model"
+        ) from None

@@ -1,7 +1,8 @@
 """The machine: its cores, its clock-keeping, and who else is using it.
 
-A shared machine is the commonest reason for a figure that cannot be repeated, so each measurement is told how much
-of the two cores was spent by processes that had no part in it.
+A shared machine is the commonest reason for a figure that cannot be repeated, so each measurement is told how
+much of the two cores was spent by processes that had no part in it, and how far apart the cores were: a
+virtual machine's host moves them, and the cost of everything that crosses between them changes by half.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 import os
 import platform
 import resource
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from bench.toolchain import native
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -38,11 +42,24 @@ def facts() -> dict[str, object]:
     """What a reader needs to compare this run with another."""
     return {
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": os.cpu_count(),
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "python_loop_ns": round(python_loop_ns(), 1),
         "system": _system_name(),
     }
+
+
+def python_loop_ns(turns: int = 300_000) -> float:
+    """How long this interpreter takes for one turn of an empty loop: builds of one version differ twofold."""
+
+    def once() -> float:
+        start = time.perf_counter_ns()
+        for _ in range(turns):
+            pass
+        return (time.perf_counter_ns() - start) / turns
+
+    return min(once() for _ in range(3))
 
 
 def _cpu_model() -> str:
@@ -60,7 +77,7 @@ def _system_name() -> str:
 
 
 def raise_open_files(needed: int) -> int:
-    """Allows this process and its children `needed` descriptors if that is permitted; returns how many there are."""
+    """Allows this process and its children `needed` descriptors, or as many as may be; returns how many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = hard == resource.RLIM_INFINITY
     wanted = needed if unlimited else min(needed, hard)
@@ -80,6 +97,15 @@ def clock_s(pid: int) -> float:
         return time.clock_gettime((~pid << 3) | 2)
     except OSError:
         return 0.0
+
+
+def distance_ns(cores: Cores) -> float:
+    """How long a word takes from the gateway's core to the load's and back; 0.0 where there are not two."""
+    if not cores.measured:
+        return 0.0
+    command = [str(native("distance")), str(cores.gateway), str(cores.load)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    return float(done.stdout) if done.returncode == 0 else 0.0
 
 
 class Bystanders:

@@ -18,7 +18,7 @@ from bench.toolchain import native
 from bench.wire import ANSWER_BYTES, STREAM_EVENTS, STREAM_GAP_MS, STREAM_SENDS, Client
 
 WARM_CONNECTIONS = 16
-SETTLE_S = 2.0      # two events of every slow stream
+SETTLE_S = 2.0  # two events of every slow stream
 
 
 class Spoiled(Exception):
@@ -69,7 +69,10 @@ def streams(bench: Bench, gateway: Gateway) -> Result:
     """Processor time per chunk, how long a chunk travels, how long the first content takes."""
     length_ms = STREAM_SENDS * STREAM_GAP_MS
     answer = _load(
-        bench, gateway, "streams", bench.client.stream(gateway.address),
+        bench,
+        gateway,
+        "streams",
+        bench.client.stream(gateway.address),
         count=bench.sizes.streams,
         seconds=bench.sizes.seconds,
         stagger=length_ms,
@@ -79,9 +82,16 @@ def streams(bench: Bench, gateway: Gateway) -> Result:
     if not answer["chunks"] or not answer["first_content_us"]:
         raise Spoiled("no stream began in the window: measure for longer (--seconds)")
     first = answer["first_content_us"]
-    result = {"first_p50_us": first["p50"], "first_p99_us": first["p99"], "chunks_s": answer["chunks"] / answer["seconds"]}
+    result = {
+        "first_p50_us": first["p50"],
+        "first_p99_us": first["p99"],
+        "chunks_s": answer["chunks"] / answer["seconds"],
+    }
     if answer["transit_us"] and not answer["unstamped"]:
-        result |= {"transit_p50_us": answer["transit_us"]["p50"], "transit_p99_us": answer["transit_us"]["p99"]}
+        result |= {
+            "transit_p50_us": answer["transit_us"]["p50"],
+            "transit_p99_us": answer["transit_us"]["p99"],
+        }
     if gateway.pid:
         result["cpu_us_chunk"] = answer["cpu_ns"] / 1e3 / answer["chunks"]
         result["cores_used"] = answer["cpu_ns"] / 1e9 / answer["seconds"]
@@ -101,13 +111,19 @@ def idle(bench: Bench, gateway: Gateway) -> Result:
 
 
 ROW_FUNCTIONS = {"cpu": cpu, "latency": latency, "streams": streams, "memory": memory, "idle": idle}
-NEED_FRESH = ("memory", "idle")     # rows that look at memory: what an earlier load left would hide the growth
+MEMORY_ROWS = ("memory", "idle")  # they need the gateway's process id, and have nothing to say of "direct"
 
 
 def _requests(bench: Bench, gateway: Gateway, connections: int, seconds: float) -> dict:
     answer = _load(
-        bench, gateway, "requests", bench.client.plain(gateway.address),
-        count=connections, seconds=seconds, warmup=bench.sizes.warmup_s, **_expected_bytes(bench),
+        bench,
+        gateway,
+        "requests",
+        bench.client.plain(gateway.address),
+        count=connections,
+        seconds=seconds,
+        warmup=bench.sizes.warmup_s,
+        **_expected_bytes(bench),
     )
     if not answer["completed"]:
         raise Spoiled("no request was answered in the window: measure for longer (--seconds)")
@@ -122,7 +138,9 @@ def _held(bench: Bench, gateway: Gateway, mode: str, request: bytes) -> tuple[fl
     """Returns the gateway's memory in KiB before and while `held` connections are open."""
     _warm(bench, gateway)
     base = memory_kib(gateway.pids())
-    with _start_load(bench, gateway, mode, request, {"count": bench.sizes.held, **_expected_bytes(bench)}) as load:
+    with _start_load(
+        bench, gateway, mode, request, {"count": bench.sizes.held, **_expected_bytes(bench)}
+    ) as load:
         try:
             if '"ready"' in (load.stdout.readline() if load.stdout else ""):
                 time.sleep(SETTLE_S)
@@ -164,12 +182,21 @@ def _start_load(
     request_file = bench.folder / "request"
     request_file.write_bytes(request)
     command = [
-        str(native("load")), "--mode", mode, "--connect", gateway.address.authority, "--request", str(request_file),
-        "--pids", ",".join(map(str, gateway.pids())),
+        str(native("load")),
+        "--mode",
+        mode,
+        "--connect",
+        gateway.address.authority,
+        "--request",
+        str(request_file),
+        "--pids",
+        ",".join(map(str, gateway.pids())),
     ]
     for name, value in options.items():
         command += [f"--{name}", f"{value:g}"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def _judge(output: str, complaint: str, returncode: int) -> dict:

@@ -1,7 +1,7 @@
 """Child processes: pinned to a core, watched, and ended by their id whatever happens.
 
-A child is also told to die with its parent (PR_SET_PDEATHSIG), so that a benchmark that is killed leaves nothing
-behind.
+A child is also told to die with its parent (PR_SET_PDEATHSIG), so that a benchmark that is killed leaves
+nothing behind.
 """
 
 from __future__ import annotations
@@ -48,13 +48,15 @@ class Child:
         return lines[-1].strip()[:300] if lines else f"ended with status {self.process.returncode}"
 
     def await_ready(self, is_ready: Callable[[], bool], seconds: float = 20.0) -> None:
-        """Waits until `is_ready()`.  Raises Unavailable when the process ends first, or does not get there."""
+        """Waits until `is_ready()`.  Raises Unavailable when the process ends first or never gets there."""
         deadline = time.monotonic() + seconds
         while not is_ready():
             if self.process.poll() is not None:
                 raise Unavailable(self.last_words())
             if time.monotonic() > deadline:
-                raise Unavailable(f"it did not answer within {seconds:.0f} s; its last words: {self.last_words()}")
+                raise Unavailable(
+                    f"it did not answer within {seconds:.0f} s; its last words: {self.last_words()}"
+                )
             time.sleep(0.05)
 
     def stop(self) -> None:
@@ -91,7 +93,7 @@ def family_of(pid: int) -> list[int]:
 
 
 def memory_kib(pids: list[int]) -> float:
-    """Memory of these processes, what they share counted once (PSS); resident size where that is not readable."""
+    """Memory of these processes, what they share counted once (PSS); resident size where PSS is unknown."""
     return sum(_process_kib(pid) for pid in pids)
 
 

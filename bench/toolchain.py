@@ -12,11 +12,11 @@ from bench.faults import BenchFault
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = Path(__file__).resolve().parent / "native"
 CACHE = ROOT / "build" / "bench"
-FLAGS = ["-O2", "-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-function"]
+FLAGS = ["-O2", "-std=gnu11", "-pthread", "-Wall", "-Wextra", "-Wno-unused-function"]
 
 
 def native(name: str) -> Path:
-    """Returns the program `name` ("load" or "upstream"), compiling it first if it has to be."""
+    """Returns the program `name` (its source is native/NAME.c), compiling it first if it has to be."""
     source, program = SOURCES / f"{name}.c", CACHE / name
     if not _is_fresh(program):
         _compile(source, program)
@@ -34,11 +34,11 @@ def _compile(source: Path, program: Path) -> None:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if not compiler:
         raise BenchFault(
-            "there is no C compiler: the load and the upstream are C programs, since Python cannot load a proxy "
-            "at nginx's speed; install gcc or clang, or name one in CC"
+            "there is no C compiler, and Python cannot load a proxy at nginx's speed: install gcc or clang, "
+            "or name a compiler in CC"
         )
     CACHE.mkdir(parents=True, exist_ok=True)
-    beside = program.with_name(f"{program.name}.{os.getpid()}")     # two runs may compile at once
+    beside = program.with_name(f"{program.name}.{os.getpid()}")  # two runs may compile at once
     command = [*compiler.split(), *FLAGS, "-o", str(beside), str(source)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from bench.faults import BenchFault
 
 BODY_BYTES = 1500
-ANSWER_BYTES = 592      # bench/native/upstream.c, ANSWER_BYTES
-STREAM_SENDS = 64       # chunks of a stream; the first carries two events
+ANSWER_BYTES = 592  # bench/native/upstream.c, ANSWER_BYTES
+STREAM_SENDS = 64  # chunks of a stream; the first carries two events
 STREAM_EVENTS = STREAM_SENDS + 1
 STREAM_GAP_MS = 10
 SLOW_GAP_MS = 1000
 ENDLESS = 1_000_000
 
 PROSE = (
-    "You are a careful assistant. Answer from the documents below, cite the passage you used, and say so when "
-    "they do not contain the answer. "
+    "You are a careful assistant. Answer from the documents below, cite the passage you used, and say so "
+    "when they do not contain the answer. "
 )
 
 # What version 3 of the SDK sends beyond the nine that bear meaning: facts about the client.
@@ -59,7 +59,9 @@ def parse_url(url: str) -> Address:
     """Returns the address in `http://HOST[:PORT][/PATH]`; a path that does not end in /v1 gets it."""
     scheme, _, rest = url.partition("://")
     if scheme != "http" or not rest:
-        raise BenchFault(f"'{url}' cannot be measured: give http://HOST:PORT (the load speaks plain HTTP only)", 2)
+        raise BenchFault(
+            f"'{url}' cannot be measured: give http://HOST:PORT (the load speaks plain HTTP only)", 2
+        )
     authority, _, path = rest.partition("/")
     host, colon, port = authority.rpartition(":")
     if not colon or authority.endswith("]"):
@@ -110,7 +112,9 @@ class Client:
     def _body(self, orders: dict[str, object]) -> bytes:
         def encode(question: str) -> bytes:
             messages = [{"role": "system", "content": PROSE.strip()}, {"role": "user", "content": question}]
-            return json.dumps({"model": self.model, "messages": messages, "temperature": 0.7, **orders}).encode()
+            return json.dumps(
+                {"model": self.model, "messages": messages, "temperature": 0.7, **orders}
+            ).encode()
 
         missing = max(0, BODY_BYTES - len(encode("")))
         return encode((PROSE * (missing // len(PROSE) + 1))[:missing])

@@ -15,8 +15,16 @@ import uvloop
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
 
 HOP_BY_HOP = {
-    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer",
-    "transfer-encoding", "upgrade", "host", "content-length",
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "host",
+    "content-length",
 }
 
 
@@ -38,7 +46,10 @@ class Proxy:
         body = await request.read()
         try:
             async with self.client.request(
-                request.method, self.worker + request.raw_path, headers=end_to_end(request.headers), data=body or None
+                request.method,
+                self.worker + request.raw_path,
+                headers=end_to_end(request.headers),
+                data=body or None,
             ) as answer:
                 if answer.content_length is not None:
                     return web.Response(

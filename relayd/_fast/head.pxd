@@ -62,7 +62,8 @@ cdef class ResponseHead:
     cdef readonly bytes content_encoding
     cdef readonly bytes retry_after
     cdef readonly bytes retry_after_ms
-    cdef readonly bytes request_id
+    cdef readonly bytes request_id          # x-request-id
+    cdef readonly bint has_plain_id         # there is a request-id too, Anthropic's name for it
     cdef readonly bint event_stream
     cdef readonly bint has_date
     cdef readonly bint accel_buffering

@@ -42,6 +42,7 @@ cdef enum Action:
     RETRY_AFTER_MS = 19
     DATE = 20
     ACCEL_BUFFERING = 21
+    PLAIN_ID = 22
 
 HOP_BY_HOP = frozenset([
     b"keep-alive", b"proxy-connection", b"proxy-authorization", b"proxy-authenticate",
@@ -91,6 +92,7 @@ RESPONSE_ACTIONS = {
     b"retry-after": RETRY_AFTER,
     b"retry-after-ms": RETRY_AFTER_MS,
     b"x-request-id": REQUEST_ID,
+    b"request-id": PLAIN_ID,
     b"x-accel-buffering": ACCEL_BUFFERING,
     b"date": DATE,
     b"alt-svc": DROP,
@@ -425,6 +427,11 @@ cdef class RequestHead:
 
 # --- answers ----------------------------------------------------------------------------------------
 
+@cython.final
+cdef class ResponseHead:
+    """A worker's head: what relayd acts on, and what goes on to the client."""
+
+
 cpdef ResponseHead read_response_head(list headers):
     """Return what `headers`, the (name, value) pairs of an answer, say and pass on."""
     cdef ResponseHead head = ResponseHead.__new__(ResponseHead)
@@ -481,6 +488,8 @@ cdef int note_answer(ResponseHead head, int action, bytes value) except -1:
         head.retry_after_ms = value
     elif action == REQUEST_ID:
         head.request_id = value
+    elif action == PLAIN_ID:
+        head.has_plain_id = True
     elif action == ACCEL_BUFFERING:
         head.accel_buffering = True
     elif action == DATE:

@@ -68,7 +68,7 @@ cdef class RequestBody:
     cdef readonly Py_ssize_t declared   # Content-Length; -1 for chunked, -2 for no body
     cdef readonly bint complete         # all of it has arrived
     cdef readonly bint lost             # the beginning is gone: no other leg can send it
-    cdef Py_ssize_t keep
+    cdef readonly Py_ssize_t keep
     cdef Py_ssize_t sent                # parts that the current leg has written
     cdef Py_ssize_t unsent_bytes
     cdef Leg reader                     # the leg that is sending it, or None
@@ -166,6 +166,8 @@ cdef class Leg(Source):
     cdef RequestBody body
     cdef bytes head                     # of the request, ready to write
     cdef bytes lines                    # head lines that relayd adds to the answer
+    cdef bytes request_id               # told to the client where the worker told no id of its own
+    cdef bint plain_id                  # ... under Anthropic's name too
     cdef readonly object exchange       # the owner's; not looked into
     cdef readonly int state             # a LegState
     cdef readonly int outcome           # a LegOutcome
@@ -227,6 +229,7 @@ cdef class Leg(Source):
     cdef int without_usage(self, bytes data) except -1
     cdef int commit(self) except -1
     cdef bytes answer_lines(self)
+    cdef bytes id_lines(self)
     cdef bint can_read(self)
     cdef int read_end(self) except -1
     cdef int lost_connection(self, bint answering, str reason) except -1

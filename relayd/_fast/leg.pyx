@@ -547,7 +547,7 @@ cdef class Leg(Source):
 
     def __init__(
         self, Pool pool, Sink sink, object owner, object exchange, bytes head, RequestBody body,
-        bytes lines, Limits limits, Sweeper sweeper,
+        bytes lines, bytes request_id, bint plain_id, Limits limits, Sweeper sweeper,
     ):
         self.pool = pool
         self.sink = sink
@@ -556,6 +556,8 @@ cdef class Leg(Source):
         self.head = head
         self.body = body
         self.lines = lines
+        self.request_id = request_id
+        self.plain_id = plain_id
         self.limits = limits
         self.sweeper = sweeper
 
@@ -606,9 +608,11 @@ cdef class Leg(Source):
             self.state = LEG_ENDED
             self.outcome = LEG_CANCELLED
 
-    def go_on_without_client(self, Sink sink):
-        """Let the worker finish into `sink`, for its usage, after the client has left."""
+    def go_on_without_client(self, Sink sink, int64_t deadline_ns):
+        """Let the worker finish into `sink`, for its usage, until `deadline_ns`."""
         self.sink.detach()
+        if self.deadline_ns == 0 or deadline_ns < self.deadline_ns:
+            self.deadline_ns = deadline_ns
         self.sink = sink
         self.keepalive_ns = 0
         sink.attach(self)
@@ -628,6 +632,11 @@ cdef class Leg(Source):
             None if self.usage.usage.cached_input < 0 else self.usage.usage.cached_input,
             None if self.usage.usage.cache_write < 0 else self.usage.usage.cache_write,
         )
+
+    @property
+    def usage_refused(self):
+        """True if a reported count was not believed."""
+        return bool(self.usage.usage.refused)
 
     @property
     def at_boundary(self):
@@ -872,12 +881,21 @@ cdef class Leg(Source):
         return 0
 
     cdef bytes answer_lines(self):
-        cdef bytes lines = self.response.block + self.lines
+        cdef bytes lines = self.response.block + self.lines + self.id_lines()
         if self.streaming and not self.response.accel_buffering:
             lines += b"X-Accel-Buffering: no\r\n"
         if self.timing:
             lines += b"Server-Timing: relayd;dur=%.2f, upstream;dur=%.2f\r\n" % (
                 (self.begun_ns - self.arrived_ns) / 1e6, (self.head_ns - self.begun_ns) / 1e6)
+        return lines
+
+    cdef bytes id_lines(self):
+        """Return the request id under the names that the worker did not use itself."""
+        cdef bytes lines = b""
+        if self.response is None or self.response.request_id is None:
+            lines = b"X-Request-Id: %b\r\n" % self.request_id
+        if self.plain_id and (self.response is None or not self.response.has_plain_id):
+            lines += b"Request-Id: %b\r\n" % self.request_id
         return lines
 
     # -- the end
@@ -1002,7 +1020,7 @@ cdef class Leg(Source):
         elif self.sink.state == SINK_NEW:
             self.late = True
             self.sink.start(200, b"Content-Type: text/event-stream\r\nCache-Control: no-cache\r\n"
-                            b"X-Accel-Buffering: no\r\n" + self.lines, LENGTH_UNKNOWN)
+                            b"X-Accel-Buffering: no\r\n" + self.lines + self.id_lines(), LENGTH_UNKNOWN)
         self.wrote_ns = now
         self.sink.write(self.keepalive)
         return 0

@@ -7,10 +7,18 @@ engine words in its own way (`errors.py`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import msgspec
+import orjson
+
+from relayd.mock.prefix import BYTES_PER_TOKEN, blocks_of
+
+CACHED_ASKS = 256  # a load test repeats itself
+CACHED_BODY_BYTES = 8192
 
 IMAGE_TOKENS = 256  # an image costs about that with the common vision models
 MESSAGE_TOKENS = 4  # role and separators of one message in the usual chat templates
@@ -19,7 +27,9 @@ MESSAGE_TOKENS = 4  # role and separators of one message in the usual chat templ
 class Refusal(Exception):
     """The engine will not do it: a status, a sentence, and what OpenAI calls its code."""
 
-    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, *, code: str | None = None, param: str | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
@@ -54,13 +64,16 @@ class Ask:
     continuous: bool = False  # stream_options.continuous_usage_stats
     obfuscation: bool = True  # stream_options.include_obfuscation
     seed: int | None = None
-    inputs: int = 1  # how many texts to embed
+    texts: list[str] = field(default_factory=list)  # what to embed, one by one
     body: Any = None  # the decoded struct, for what has to be echoed
+    prompt_tokens: int = 1  # the size of the prompt; never zero
+    blocks: list[int] = field(default_factory=list)  # for the prefix cache
 
-    @property
-    def prompt_tokens(self) -> int:
-        """The size of the prompt; never zero."""
-        return max(1, (len(self.prompt) + 3) // 4 + self.extra_tokens)
+    def measure(self) -> Ask:
+        """Fill in what follows from the prompt."""
+        self.prompt_tokens = max(1, -(-len(self.prompt) // BYTES_PER_TOKEN) + self.extra_tokens)
+        self.blocks = blocks_of(self.prompt)
+        return self
 
 
 class Part(msgspec.Struct):
@@ -154,6 +167,21 @@ _messages = msgspec.json.Decoder(MessagesBody)
 _embedding = msgspec.json.Decoder(EmbeddingBody)
 
 
+def decode(read: Callable[[bytes], Ask], data: bytes) -> Ask:
+    """Return what the body `data` asks for, by way of one of the functions below.
+
+    What it returns may be shared by several requests: nobody changes it.  Raises Refusal.
+    """
+    if len(data) <= CACHED_BODY_BYTES:
+        return _decode_small(read, data)
+    return read(data).measure()
+
+
+@lru_cache(CACHED_ASKS)
+def _decode_small(read: Callable[[bytes], Ask], data: bytes) -> Ask:
+    return read(data).measure()
+
+
 def chat(data: bytes) -> Ask:
     """Decode the body of /v1/chat/completions."""
     body: ChatBody = _decode(_chat, data)
@@ -163,7 +191,7 @@ def chat(data: bytes) -> Ask:
         ask.limit = _positive(body.max_completion_tokens, "max_completion_tokens")
     if body.tools:
         ask.tool = _openai_tool(body.tools, body.tool_choice)
-        ask.extra_tokens += len(msgspec.json.encode(body.tools)) // 4
+        ask.extra_tokens += _size(body.tools) // BYTES_PER_TOKEN
     return ask
 
 
@@ -188,11 +216,12 @@ def responses(data: bytes) -> Ask:
     ask = Ask(body.model, prompt, extra, stream=bool(body.stream), body=body)
     if body.max_output_tokens is not None:
         ask.limit = _positive(body.max_output_tokens, "max_output_tokens")
+    _size([body.tools, body.tool_choice, body.metadata])  # all of which is repeated in the answer
     if body.stream_options:
         ask.obfuscation = body.stream_options.include_obfuscation is not False
     if body.tools:
         ask.tool = _openai_tool(body.tools, body.tool_choice)
-        ask.extra_tokens += len(msgspec.json.encode(body.tools)) // 4
+        ask.extra_tokens += _size(body.tools) // BYTES_PER_TOKEN
     return ask
 
 
@@ -217,7 +246,7 @@ def count(data: bytes) -> Ask:
     ask.stops = [text for text in body.stop_sequences or () if text]
     if body.tools:
         ask.tool = _anthropic_tool(body.tools, body.tool_choice)
-        ask.extra_tokens += len(msgspec.json.encode(body.tools)) // 4
+        ask.extra_tokens += _size(body.tools) // BYTES_PER_TOKEN
     return ask
 
 
@@ -227,7 +256,7 @@ def embedding(data: bytes) -> Ask:
     texts, tokens = _texts(body.input, "input")
     if body.dimensions is not None and not 1 <= body.dimensions <= 8192:
         raise Refusal(400, "dimensions must be from 1 to 8192", param="dimensions")
-    return Ask(body.model, "\0".join(texts).encode(), tokens, inputs=max(1, len(texts)), body=body)
+    return Ask(body.model, "\0".join(texts).encode(), tokens, limit=1, texts=texts, body=body)
 
 
 def _decode(decoder: msgspec.json.Decoder[Any], data: bytes) -> Any:
@@ -239,6 +268,14 @@ def _decode(decoder: msgspec.json.Decoder[Any], data: bytes) -> Any:
         raise Refusal(400, f"The body is not JSON: {error}") from None
     except RecursionError:
         raise Refusal(400, "The body is nested too deeply") from None
+
+
+def _size(value: object) -> int:
+    """Return how long `value` is as JSON; integers that JSON writers here cannot write are refused."""
+    try:
+        return len(orjson.dumps(value))
+    except orjson.JSONEncodeError as error:
+        raise Refusal(400, f"The body cannot be read: {error}") from None
 
 
 def _generation(body: Generation, prompt: bytes, extra_tokens: int) -> Ask:

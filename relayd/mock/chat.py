@@ -14,7 +14,7 @@ All three shapes begin with a delta that has only a role.  After that:
 
 from __future__ import annotations
 
-from relayd.mock.writers import DONE, MARK, Json, Writer, cut_at_mark, data, obfuscation
+from relayd.mock.writers import DONE, MARK, OBFUSCATION, Json, Writer, cut_at_mark, data
 
 
 class Chat(Writer):
@@ -169,7 +169,12 @@ class SglangChat(Chat):
                 "matched_stop": self.reply.stop,
             })  # fmt: skip
         metadata = {"weight_version": "default"}
-        return {**self.envelope("chat.completion"), "choices": choices, "usage": self.usage(), "metadata": metadata}
+        return {
+            **self.envelope("chat.completion"),
+            "choices": choices,
+            "usage": self.usage(),
+            "metadata": metadata,
+        }
 
 
 class OpenaiChat(Chat):
@@ -180,10 +185,11 @@ class OpenaiChat(Chat):
         return {"role": "assistant", "content": None if self.ask.tool else "", "refusal": None}
 
     def envelope(self, kind: str) -> Json:
-        return {**super().envelope(kind), "service_tier": "default", "system_fingerprint": "fp_" + self.model_digest()}
-
-    def model_digest(self) -> str:
-        return f"{sum(self.model.encode()) * 2654435761 % 2**40:010x}"
+        return {
+            **super().envelope(kind),
+            "service_tier": "default",
+            "system_fingerprint": "fp_0000000000",
+        }
 
     def chunk(self, index: int, delta: Json, finish: str | None = None) -> Json:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
@@ -191,7 +197,7 @@ class OpenaiChat(Chat):
         if self.ask.usage:
             event["usage"] = None
         if self.ask.obfuscation:
-            event["obfuscation"] = obfuscation(b"")
+            event["obfuscation"] = OBFUSCATION
         return event
 
     def body(self) -> Json:

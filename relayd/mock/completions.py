@@ -53,7 +53,7 @@ class Completion(Writer):
         return self.engine in ("vllm", "sglang")
 
     def closing(self) -> list[bytes]:
-        events = []
+        events: list[bytes] = []
         if not self.ends_on_token:
             events.extend(data(self.chunk(i, "", self.reply.finish)) for i in range(self.ask.choices))
         if self.ask.usage:

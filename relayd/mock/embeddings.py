@@ -19,10 +19,9 @@ DIMENSIONS = 256  # unless the request says
 class Embeddings(Writer):
     def body(self) -> Json:
         body = self.ask.body
-        texts = self.ask.prompt.split(b"\0")
         rows = []
-        for index, text in enumerate(texts):
-            vector: list[float] | str = embed(text, body.dimensions or DIMENSIONS)
+        for index, text in enumerate(self.ask.texts):
+            vector: list[float] | str = embed(text.encode(), body.dimensions or DIMENSIONS)
             if body.encoding_format == "base64":
                 vector = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
             rows.append({"object": "embedding", "index": index, "embedding": vector})

@@ -62,7 +62,9 @@ def encode(error: dict[str, Any]) -> bytes:
     return orjson.dumps(error)
 
 
-def _openai_error(engine: str, status: int, message: str, code: str | None, param: str | None) -> dict[str, Any]:
+def _openai_error(
+    engine: str, status: int, message: str, code: str | None, param: str | None
+) -> dict[str, Any]:
     if engine in ("vllm", "sglang"):
         return {"message": message, "type": _engine_type(status), "param": param, "code": status}
     kind = _OPENAI_TYPES.get(status) or ("server_error" if status >= 500 else "invalid_request_error")

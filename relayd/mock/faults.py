@@ -66,12 +66,18 @@ _ROWS = (
     Kind("delay", "DURATION", None, parse_duration_s, "wait this long before anything else"),
     Kind("hang", "", 0, _nothing, "never answer; keep the connection open"),
     Kind("close", "", 0, _nothing, "close the connection without a byte"),
-    Kind("cut", "EVENTS", 0, _count, "close in an orderly way after so many events, with no terminator or last chunk"),
+    Kind(
+        "cut",
+        "EVENTS",
+        0,
+        _count,
+        "close after so many events, in order but with no terminator or last chunk",
+    ),
     Kind("reset", "EVENTS", 0, _count, "reset the connection after so many events"),
     Kind("error", "EVENTS", 0, _count, "send an error event inside the 200 after so many events, and end"),
     Kind("stall", "EVENTS", 0, _count, "send nothing more after so many events; keep the connection open"),
     Kind("drip", "BYTES_PER_SECOND", None, _rate, "send the answer this slowly"),
-    Kind("keepalive_close", "", 0, _nothing, "answer as if the connection stayed open, then close it at once"),
+    Kind("keepalive_close", "", 0, _nothing, "answer as if the connection stayed open, then close it"),
 )
 KINDS = {kind.name: kind for kind in _ROWS}
 

@@ -46,9 +46,8 @@ class Messages(Writer):
         return [front + piece + back for piece in self.reply.pieces(0, first, last)]
 
     def closing(self) -> list[bytes]:
-        usage: Json = {"output_tokens": self.reply.count}
-        if not self.is_anthropic:
-            usage = {"input_tokens": self.sequence.prompt_tokens, **usage}
+        usage = self._usage(self.reply.count)
+        usage.pop("service_tier", None)
         delta = {"stop_reason": self.stop_reason, "stop_sequence": self.reply.stop}
         return [
             named({"type": "content_block_stop", "index": 0}),

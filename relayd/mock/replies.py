@@ -8,6 +8,7 @@ as each other and begin at different places.
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 
 import orjson
 
@@ -31,9 +32,9 @@ class Reply:
         self.arguments = ""  # of the tool call, as JSON text
         self.tool_pieces: list[bytes] = []
 
-    def text(self, choice: int = 0) -> str:
-        """Return the whole answer."""
-        return self.ring.text(self._begin(choice), self.count)
+    def text(self, choice: int = 0, tokens: int | None = None) -> str:
+        """Return the whole answer, or so many tokens of it."""
+        return self.ring.text(self._begin(choice), self.count if tokens is None else tokens)
 
     def pieces(self, choice: int, first: int, last: int) -> list[bytes]:
         """Return tokens `first` to `last` (exclusive), escaped for a JSON string."""
@@ -76,12 +77,19 @@ def _tool_reply(ask: Ask, ring: Ring, rng: random.Random, start: int) -> Reply:
 def _stop_at(reply: Reply, ask: Ask) -> None:
     """Shorten `reply` to the tokens before the first stop string, of whichever answer meets one first."""
     for choice in range(ask.choices):
-        text = reply.text(choice)
-        for stop in ask.stops:
-            at = text.find(stop)
-            if at < 0:
-                continue
-            while reply.count > 1 and len(reply.text(choice)) > at:
-                reply.count -= 1
-            reply.finish, reply.stop = "stop", stop
-            text = text[:at]
+        _stop_answer(reply, ask.stops, choice)
+
+
+def _stop_answer(reply: Reply, stops: list[str], choice: int) -> None:
+    text = reply.text(choice)
+    for stop in stops:
+        at = text.find(stop)
+        if at < 0:
+            continue
+        text = text[:at]
+        # The tokens that end before it; an answer has one at least.
+        whole = bisect_right(
+            range(1, reply.count + 1), at, key=lambda tokens: len(reply.text(choice, tokens))
+        )
+        reply.count = max(1, whole)
+        reply.finish, reply.stop = "stop", stop

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from relayd.mock import errors
-from relayd.mock.writers import MARK, Json, Writer, cut_at_mark, data, named, obfuscation
+from relayd.mock.writers import MARK, OBFUSCATION, Json, Writer, cut_at_mark, data, named
 
 _NUMBER = "\x01"  # stands for the sequence number in a shape, quotes and all
 _NUMBER_JSON = b'"\\u0001"'
@@ -40,7 +38,9 @@ class Responses(Writer):
 
     def on_first(self) -> list[bytes]:
         events = self._begin() if self.engine == "sglang" else []
-        events.append(self._event("response.output_item.added", output_index=0, item=self.item("in_progress")))
+        events.append(
+            self._event("response.output_item.added", output_index=0, item=self.item("in_progress"))
+        )
         if not self.ask.tool:
             part = self._part("")
             events.append(self._event("response.content_part.added", **self._place(), part=part))
@@ -50,14 +50,17 @@ class Responses(Writer):
     def _template(self) -> tuple[bytes, bytes, bytes]:
         """Return a token's event in three pieces: up to its number, up to the token, the rest."""
         if self.ask.tool:
-            kind, fields = "response.function_call_arguments.delta", {"item_id": self.item_id, "output_index": 0}
+            kind, fields = (
+                "response.function_call_arguments.delta",
+                {"item_id": self.item_id, "output_index": 0},
+            )
         else:
             kind, fields = "response.output_text.delta", self._place()
         shape: Json = {"type": kind, "sequence_number": _NUMBER, **fields, "delta": MARK}
         if not self.ask.tool:
             shape["logprobs"] = []
         if self.engine in ("openai", "anthropic") and self.ask.obfuscation:
-            shape["obfuscation"] = obfuscation(b"")
+            shape["obfuscation"] = OBFUSCATION
         front, back = cut_at_mark(named(shape))
         start, _, middle = front.partition(_NUMBER_JSON)
         return start, middle, back
@@ -110,11 +113,18 @@ class Responses(Writer):
         ended = status != "in_progress"
         if self.ask.tool:
             return {
-                "id": self.item_id, "type": "function_call", "status": status, "call_id": f"call_{self.key[:24]}",
-                "name": self.ask.tool.name, "arguments": self.reply.arguments if ended else "",
+                "id": self.item_id, "type": "function_call", "status": status,
+                "call_id": f"call_{self.key[:24]}", "name": self.ask.tool.name,
+                "arguments": self.reply.arguments if ended else "",
             }  # fmt: skip
         content = [self._part(self.reply.text())] if ended else []
-        return {"id": self.item_id, "type": "message", "status": status, "role": "assistant", "content": content}
+        return {
+            "id": self.item_id,
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": content,
+        }
 
     def response(self, status: str, output: list[Json]) -> Json:
         """Return the response object, which repeats what was asked."""
@@ -129,7 +139,7 @@ class Responses(Writer):
             "reasoning": {"effort": None, "summary": None}, "store": body.store is not False,
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "text": {"format": {"type": "text"}}, "tool_choice": body.tool_choice or "auto",
-            "tools": msgspec.to_builtins(body.tools or []), "top_p": 1.0 if body.top_p is None else body.top_p,
+            "tools": body.tools or [], "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled", "usage": self._usage() if status != "in_progress" else None,
             "user": None, "metadata": body.metadata or {},
         }  # fmt: skip

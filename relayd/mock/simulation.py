@@ -51,8 +51,9 @@ class Sequence:
     """One request in the engine: what it needs, and how far it is."""
 
     __slots__ = (
-        "admitted_at", "blocks", "cached_tokens", "finish", "first_at", "generates", "last_at", "output_tokens",
-        "owner", "prefill_left", "produced", "prompt_tokens", "state", "submitted_at", "width",
+        "admitted_at", "blocks", "cached_tokens", "finish", "first_at", "generates", "kv_tokens", "last_at",
+        "output_tokens", "owner", "prefill_left", "produced", "prompt_tokens", "state", "submitted_at",
+        "width",
     )  # fmt: skip
 
     def __init__(
@@ -73,16 +74,12 @@ class Sequence:
         self.finish = finish
         self.generates = generates  # False: an embedding, which is a prompt and no answer
         self.owner = owner
+        self.kv_tokens = prompt_tokens + output_tokens * width  # what it holds at its end
         self.state = WAITING
         self.cached_tokens = 0
         self.prefill_left = 0
         self.produced = 0
         self.submitted_at = self.admitted_at = self.first_at = self.last_at = 0.0
-
-    @property
-    def kv_tokens(self) -> int:
-        """What it holds at its end, in the KV cache."""
-        return self.prompt_tokens + self.output_tokens * self.width
 
 
 Written = list[tuple[Sequence, int]]
@@ -111,6 +108,7 @@ class Simulation(ABC):
     def submit(self, sequence: Sequence, now: float) -> None:
         """Put it at the end of the queue, and into the batch if there is room."""
         sequence.submitted_at = now
+        sequence.cached_tokens = self._cached(sequence)  # as it looks now; decided at admission
         self.waiting[sequence] = None
         self._wake(now)
 
@@ -163,19 +161,22 @@ class Simulation(ABC):
     def _admit(self, now: float) -> None:
         while self.waiting:
             sequence = next(iter(self.waiting))
-            if self.slots_used + sequence.width > self.max_num_seqs:
-                return
-            if self.kv_reserved + sequence.kv_tokens > self.profile.kv_tokens:
+            if not self._has_room(sequence):
                 return
             del self.waiting[sequence]
             self._take(sequence, now)
             self._start(sequence, now)
 
+    def _has_room(self, sequence: Sequence) -> bool:
+        return (
+            self.slots_used + sequence.width <= self.max_num_seqs
+            and self.kv_reserved + sequence.kv_tokens <= self.profile.kv_tokens
+        )
+
     def _take(self, sequence: Sequence, now: float) -> None:
         sequence.state = PREFILL
         sequence.admitted_at = now
-        # The last token of a prompt is always read: its result is the first token written.
-        sequence.cached_tokens = min(self.prefix.match(sequence.blocks), sequence.prompt_tokens - 1)
+        sequence.cached_tokens = self._cached(sequence)
         sequence.prefill_left = sequence.prompt_tokens - sequence.cached_tokens
         self.running[sequence] = None
         self.slots_used += sequence.width
@@ -185,6 +186,12 @@ class Simulation(ABC):
         meters.queue_s.observe(now - sequence.submitted_at)
         meters.prefix_queries += sequence.prompt_tokens
         meters.prefix_hits += sequence.cached_tokens
+
+    def _cached(self, sequence: Sequence) -> int:
+        # The last token of a prompt is always read: its result is the first token written.
+        if not sequence.blocks:
+            return 0
+        return min(self.prefix.match(sequence.blocks), sequence.prompt_tokens - 1)
 
     def _release(self, sequence: Sequence) -> None:
         del self.running[sequence]
@@ -196,7 +203,8 @@ class Simulation(ABC):
         sequence.state = DECODE
         sequence.first_at = sequence.last_at = now
         sequence.prefill_left = 0
-        self.prefix.insert(sequence.blocks)
+        if sequence.blocks:
+            self.prefix.insert(sequence.blocks)
         meters = self.meters
         meters.prompt_tokens += sequence.prompt_tokens
         meters.ttft_s.observe(now - sequence.submitted_at)

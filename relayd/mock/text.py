@@ -9,22 +9,24 @@ since readers that cut text at the wrong byte should be found out.
 from __future__ import annotations
 
 import random
+from functools import lru_cache
 
 import orjson
 
 RING_TOKENS = 4096
 
 _SUBJECTS = (
-    "The relay", "A worker", "The queue", "Every client", "The scheduler", "One batch", "The cache", "A stream",
-    "The second server", "This answer", "The gateway", "Its neighbour",
+    "The relay", "A worker", "The queue", "Every client", "The scheduler", "One batch", "The cache",
+    "A stream", "The second server", "This answer", "The gateway", "Its neighbour",
 )  # fmt: skip
 _VERBS = (
     "waits for", "follows", "forgets", "holds", "finds", "passes on", "counts", "drops", "measures", "shares",
     "repeats", "outlives",
 )  # fmt: skip
 _OBJECTS = (
-    "the next token", "a longer prompt", "two small requests", "the last event", "an empty slot", "some memory",
-    "its own limits", "the café in 東京", "a naïve retry", "the other half →", "a quiet night 🙂", "nothing at all",
+    "the next token", "a longer prompt", "two small requests", "the last event", "an empty slot",
+    "some memory", "its own limits", "the café in 東京", "a naïve retry", "the other half →",
+    "a quiet night 🙂", "nothing at all",
 )  # fmt: skip
 _ENDS = (".", ".", ".", ", and so it goes on.", " again.", "; nobody is surprised.")
 
@@ -46,9 +48,15 @@ class Ring:
         for token in tokens:
             self._offsets.append(self._offsets[-1] + len(token))
 
+    @staticmethod
+    @lru_cache(8)
+    def of(seed: str) -> Ring:
+        """Return the ring that `seed` makes; several servers in one process share it."""
+        return Ring(random.Random(seed))
+
     def start(self, rng: random.Random) -> int:
         """Choose where an answer begins."""
-        return self.starts[rng.randrange(len(self.starts))]
+        return self.starts[int(rng.random() * len(self.starts))]
 
     def text(self, start: int, count: int) -> str:
         """Return `count` tokens from `start` on as text."""

@@ -31,7 +31,9 @@ def parse_range(text: str) -> tuple[int, int]:
     except ValueError:
         least, most = 0, 0
     if not 1 <= least <= most:
-        raise ValueError(f"{text!r} is no number of tokens; write 64, or 32-256 for lengths drawn between the two")
+        raise ValueError(
+            f"{text!r} is no number of tokens; write 64, or 32-256 to draw lengths between the two"
+        )
     return least, most
 
 
@@ -42,5 +44,5 @@ def parse_address(text: str) -> tuple[str, int]:
     """
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{text!r} is no address; write HOST:PORT, as in 127.0.0.1:8000 (port 0: any free one)")
+        raise ValueError(f"{text!r} is no address; write HOST:PORT, as in 127.0.0.1:8000 (port 0: any free)")
     return host.strip("[]") or "127.0.0.1", int(port)

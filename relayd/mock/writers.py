@@ -24,6 +24,7 @@ from relayd.mock.simulation import Sequence
 MARK = "\x00"  # stands for the token in a shape; as JSON it is \u0000, which no shape has
 _MARK_JSON = b"\\u0000"
 DONE = b"data: [DONE]\n\n"
+OBFUSCATION = "kTq8vZ2mXs4BnL7c"  # filler with which OpenAI hides how long a token is
 
 Json = dict[str, Any]
 
@@ -47,7 +48,9 @@ def cut_at_mark(event: bytes) -> tuple[bytes, bytes]:
 class Writer:
     """The answer to one request, in one dialect of one engine."""
 
-    def __init__(self, engine: str, model: str, ask: Ask, reply: Reply, sequence: Sequence, key: str, now: int) -> None:
+    def __init__(
+        self, engine: str, model: str, ask: Ask, reply: Reply, sequence: Sequence, key: str, now: int
+    ) -> None:
         self.engine = engine
         self.model = model
         self.ask = ask
@@ -93,7 +96,9 @@ class Writer:
         prompt = sequence.prompt_tokens
         written = (self.reply.count if done is None else done) * sequence.width
         if self.engine == "vllm":
-            usage = {"prompt_tokens": prompt, "total_tokens": prompt + written, "completion_tokens": written}
+            usage: Json = {
+                "prompt_tokens": prompt, "total_tokens": prompt + written, "completion_tokens": written,
+            }  # fmt: skip
             if done is None:
                 usage["prompt_tokens_details"] = {"cached_tokens": sequence.cached_tokens}
             return usage
@@ -119,11 +124,3 @@ class Writer:
             return self.reply.finish
         assert self.ask.tool is not None
         return "stop" if self.ask.tool.named else "tool_calls"
-
-
-_OBFUSCATION = "kTq8vZ2mXs4BnL7c"
-
-
-def obfuscation(token: bytes) -> str:
-    """Return the filler with which OpenAI hides a token's length."""
-    return _OBFUSCATION[len(token) % 16 :]

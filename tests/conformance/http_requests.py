@@ -144,9 +144,7 @@ def split_statuses(data: bytes, first_method: bytes) -> list[int]:
         if head_end < 0:
             return statuses
         is_first = sum(status >= 200 for status in statuses) == 1
-        is_bodiless = (
-            statuses[-1] < 200 or statuses[-1] in (204, 304) or (is_first and first_method == b"HEAD")
-        )
+        is_bodiless = _never_has_body(statuses[-1]) or (is_first and first_method == b"HEAD")
         at = head_end + 4 if is_bodiless else _end_of_body(data, data[at:head_end].lower(), head_end + 4)
     return statuses
 

@@ -104,9 +104,8 @@ def test_a_second_answer_is_a_failure() -> None:
 
 
 def test_what_only_the_rfc_allows_is_marked_but_fails() -> None:
-    verdict = judge(
-        _case(also_rfc=frozenset({422})), Received(REFUSAL.replace(b"400", b"422"), True), Recorder()
-    )
+    refused_otherwise = Received(REFUSAL.replace(b"400", b"422"), is_closed=True)
+    verdict = judge(_case(also_rfc=frozenset({422})), refused_otherwise, Recorder())
     assert not verdict.is_ok
     assert verdict.is_allowed_by_rfc
 

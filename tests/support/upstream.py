@@ -239,7 +239,7 @@ class Upstream:
     # Its life
 
     def listen(self) -> None:
-        """Accept connections."""
+        """Accept connections, again after `refuse` or `kill`."""
         BACKSTAGE.run(self._listen())
 
     def refuse(self) -> None:
@@ -262,6 +262,8 @@ class Upstream:
         self.close()
 
     async def _listen(self) -> None:
+        if self._server is not None:
+            return
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             self._protocol, sock=self._socket, ssl=self._tls, backlog=1024

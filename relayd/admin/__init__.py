@@ -1,0 +1,1 @@
+"""The admin port: health and metrics, on an address of its own."""

@@ -1,0 +1,45 @@
+"""Health and metrics.
+
+    /livez      the process answers                                             200
+    /readyz     a worker may be asked, and relayd is not draining               200 or 503; ?verbose for why
+    /healthz    the same as /readyz, for balancers that ask there
+    /metrics    everything counted, in Prometheus' text format
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+from relayd.telemetry.metrics import Metrics
+
+Checks = Callable[[], list[tuple[str, bool]]]
+
+
+def make_app(metrics: Metrics, checks: Checks) -> web.Application:
+    """Return the admin application; `checks` gives (what, is it well) pairs for readiness."""
+
+    async def livez(request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(request: web.Request) -> web.Response:
+        rows = checks()
+        ready = all(well for _, well in rows)
+        if "verbose" in request.query:
+            text = "".join(f"[{'+' if well else '-'}]{what} {'ok' if well else 'failed'}\n" for what, well in rows)
+        else:
+            text = "ok\n" if ready else "not ready: " + ", ".join(w for w, well in rows if not well) + "\n"
+        return web.Response(status=200 if ready else 503, text=text)
+
+    async def show_metrics(request: web.Request) -> web.Response:
+        return web.Response(
+            body=metrics.exposition(), headers={"Content-Type": "text/plain; version=1.0.0; charset=utf-8"}
+        )
+
+    app = web.Application()
+    app.router.add_get("/livez", livez)
+    app.router.add_get("/readyz", readyz)
+    app.router.add_get("/healthz", readyz)
+    app.router.add_get("/metrics", show_metrics)
+    return app

@@ -1,0 +1,108 @@
+"""relayd serve: the gateway."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import logging
+import os
+import sys
+
+import uvloop
+
+from relayd.config import SettingError, Settings, apply, split_address
+from relayd.server import Gateway, ListenError, raise_descriptor_limit, serve
+
+HELP = "relay requests to inference servers"
+EXIT_SETTINGS = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "--worker",
+        action="append",
+        metavar="[NAME=]URL",
+        required=True,
+        help="an inference server, such as http://10.0.0.11:8000; may be repeated",
+    )
+    parser.add_argument("--listen", metavar="HOST:PORT", help="where clients connect (127.0.0.1:8080)")
+    parser.add_argument("--admin", metavar="HOST:PORT|off", help="health and metrics (127.0.0.1:9901)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting by its path, such as resilience.timeouts.idle=30s; may be repeated",
+    )
+    parser.add_argument(
+        "--insecure", action="store_true", help="listen beyond this machine although nobody is authenticated"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal; return the exit code."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="relayd: %(message)s")
+    logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
+    try:
+        gateway = Gateway(read_settings(args), [read_worker(text) for text in args.worker])
+    except SettingError as error:
+        print(f"relayd: {error}", file=sys.stderr)
+        return EXIT_SETTINGS
+    raise_descriptor_limit()
+    try:
+        return uvloop.run(serve(gateway, say_ready))
+    except ListenError as error:
+        print(f"relayd: {error}", file=sys.stderr)
+        return os.EX_TEMPFAIL if error.temporary else EXIT_SETTINGS
+
+
+def read_settings(args: argparse.Namespace) -> Settings:
+    """Return the settings that the command line asks for.
+
+    Raises:
+        SettingError: one of them cannot be used.
+    """
+    settings = Settings()
+    for assignment in args.set:
+        settings = apply(settings, assignment)
+    for name in ("listen", "admin"):
+        if getattr(args, name) is not None:
+            settings = apply(settings, f"{name}={getattr(args, name)}")
+    if settings.listen == "off":
+        raise SettingError("listen: off would serve nobody; write HOST:PORT")
+    host, _ = split_address(settings.listen)
+    if not args.insecure and not is_loopback(host):
+        raise SettingError(
+            f"listen: {settings.listen} can be reached from other machines, and nobody is authenticated; "
+            "listen on 127.0.0.1, or say --insecure if that is what you want"
+        )
+    return settings
+
+
+def is_loopback(host: str) -> bool:
+    """True if only this machine can reach `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_worker(text: str) -> tuple[str, str]:
+    """Return (name, URL) of `URL` or `NAME=URL`; a worker without a name is called by its address."""
+    name, equals, url = text.partition("=")
+    if equals and "/" not in name:
+        if not name or not name.replace("-", "").replace(".", "").replace("_", "").isalnum():
+            raise SettingError(f"--worker {text}: a name is letters, digits, dots and dashes")
+        return name, url
+    return text.partition("://")[2].rstrip("/"), text
+
+
+def say_ready(gateway: Gateway) -> None:
+    """Tell a person, and whoever waits for it, where to connect."""
+    parts = [f"listening on http://{gateway.address}"]
+    if gateway.admin_address:
+        parts.append(f"admin on http://{gateway.admin_address}")
+    print(f"relayd: {', '.join(parts)}", file=sys.stderr, flush=True)

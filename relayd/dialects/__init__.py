@@ -1,0 +1,1 @@
+"""How families of APIs word things: errors, events, signs of life.  One file a dialect."""

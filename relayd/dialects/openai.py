@@ -1,0 +1,158 @@
+"""The words of OpenAI's API, which vLLM, SGLang and most others speak too.
+
+The error shape and its four keys are what the official SDKs read (`error.message`, `.type`, `.param`,
+`.code`); in a stream an event whose data has an `error` object makes them raise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from relayd._fast.leg import EventKind
+from relayd.faults import Fault
+from relayd.registry import register
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+class _Delta(msgspec.Struct):
+    content: Any = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    refusal: Any = None
+    tool_calls: Any = None
+    function_call: Any = None
+    audio: Any = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: Any = None
+    finish_reason: Any = None
+
+
+class _Error(msgspec.Struct):
+    code: Any = None
+    type: Any = None
+    status: Any = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    error: _Error | str | None = None
+    type: Any = None
+    response: Any = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+# Responses API events that come before anything is said.
+PREAMBLES = frozenset(
+    (
+        "response.created",
+        "response.in_progress",
+        "response.queued",
+        "response.output_item.added",
+        "response.content_part.added",
+        "keepalive",
+    )
+)
+
+
+def data_of(event: bytes) -> bytes | None:
+    """Return the data of a whole event, lines joined; None if it has none (a comment)."""
+    lines = [
+        line[5:].removeprefix(b" ")
+        for line in event.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        if line.startswith(b"data:")
+    ]
+    return b"\n".join(lines) if lines else None
+
+
+@register("dialects", "openai")
+class OpenAI:
+    """Chat, completions, responses and everything else under /v1 but messages."""
+
+    name = "openai"
+    keepalive = b": keep-alive\n\n"
+
+    def error_body(self, fault: Fault, request_id: str) -> bytes:
+        """Return the JSON body of an error answer."""
+        kind = TYPES.get(fault.status, "invalid_request_error" if fault.status < 500 else "server_error")
+        return msgspec.json.encode(
+            {
+                "error": {
+                    "message": f"{fault.message} (request id {request_id})",
+                    "type": kind,
+                    "param": fault.param,
+                    "code": fault.code,
+                }
+            }
+        )
+
+    def error_event(self, fault: Fault, request_id: str) -> bytes:
+        """Return the event that tells a stream's reader of an error."""
+        return b"data: " + self.error_body(fault, request_id) + b"\n\n"
+
+    def judge(self, event: bytes) -> int:
+        """Return the EventKind of a whole event, for the commit point."""
+        data = data_of(event)
+        if data is None:
+            return EventKind.EVENT_PREAMBLE  # a comment
+        try:
+            said = _decode(data)
+        except (msgspec.MsgspecError, RecursionError):
+            return EventKind.EVENT_CONTENT  # not ours to understand
+        if said.error is not None:
+            return judge_error(said.error)
+        if said.type is not None:
+            if said.type == "error":
+                return EventKind.EVENT_WORKER_ERROR
+            if said.type == "response.failed":
+                return EventKind.EVENT_WORKER_ERROR
+            return EventKind.EVENT_PREAMBLE if said.type in PREAMBLES else EventKind.EVENT_CONTENT
+        if said.choices is None:
+            return EventKind.EVENT_CONTENT
+        if any(has_content(choice) for choice in said.choices):
+            return EventKind.EVENT_CONTENT
+        return EventKind.EVENT_PREAMBLE
+
+
+def judge_error(error: _Error | str) -> int:
+    """Return whose fault an error event says it is: a 4xx other than 429 is the client's."""
+    if isinstance(error, str):
+        return EventKind.EVENT_WORKER_ERROR
+    for value in (error.code, error.status):
+        if isinstance(value, str) and value.isdigit():
+            value = int(value)
+        if isinstance(value, int) and 400 <= value < 500 and value not in (408, 429):
+            return EventKind.EVENT_CLIENT_ERROR
+    if error.type in ("invalid_request_error", "BadRequestError", "not_found_error", "NotFoundError"):
+        return EventKind.EVENT_CLIENT_ERROR
+    if error.code in ("context_length_exceeded", "invalid_prompt", "content_filter"):
+        return EventKind.EVENT_CLIENT_ERROR
+    return EventKind.EVENT_WORKER_ERROR
+
+
+def has_content(choice: _Choice) -> bool:
+    """True if a choice says anything beyond its role."""
+    if choice.finish_reason or choice.text:
+        return True
+    delta = choice.delta
+    return delta is not None and bool(
+        delta.content
+        or delta.reasoning_content
+        or delta.reasoning
+        or delta.refusal
+        or delta.tool_calls
+        or delta.function_call
+        or delta.audio
+    )

@@ -1,0 +1,1 @@
+"""Where clients come in: aiohttp's door, and what its paths mean."""

@@ -1,0 +1,558 @@
+"""aiohttp's door: HTTP in, exchanges out.
+
+aiohttp's low-level server and its C parser (llhttp) read the requests; the answer is written by a sink,
+straight to the transport.  `Door` is a RequestHandler that does not run aiohttp's task: each step is a
+reaction to bytes, to the end of an exchange, or to time.  That closes what plain aiohttp leaves open
+(bounds on heads and on framing, three timers, Expect, pause in both directions, a drain that kills
+nothing) and costs no task per request.
+
+    IDLE --first byte--> HEAD --head--> EXCHANGE --answer--> IDLE
+                           |                |
+                           +----fault-------+--> CLOSING --> gone
+
+CLOSING: the last answer has been written; what still arrives is thrown away for a moment, so that a client
+that is still sending can read it (a close with unread data would reset the connection).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from aiohttp import web
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.streams import StreamReader
+from aiohttp.tcp_helpers import tcp_keepalive
+from aiohttp.web_protocol import RequestHandler, _ErrInfo
+
+from relayd._fast.head import RequestHead
+from relayd._fast.leg import RequestBody, now_ns
+from relayd._fast.sink import HttpSink, SinkState
+from relayd.config import Settings
+from relayd.faults import Fault, fault
+from relayd.phases.driver import Driver
+from relayd.phases.routes import route_for
+from relayd.records import Exchange
+
+IDLE, HEAD, EXCHANGE, CLOSING = range(4)
+
+WRITE_HIGH = 64 << 10  # bytes waiting for a client before its worker is paused
+WRITE_LOW = 16 << 10
+READ_BUFFER = 64 << 10  # of a body that nobody takes; aiohttp pauses at twice this
+KEEP_FOR_RETRY = 1 << 20  # bytes of a streamed body that another leg could send again
+LINGER_S = 2.0
+# Bytes of chunk framing and trailers that a body may have: this much, and sixteen for each of its own.
+FRAMING_AT_MOST = 16 << 10
+FRAMING_PER_BYTE = 16
+
+SMALL_HEAD = 8 << 10  # bytes of a read that are not worth measuring
+FIRST_LINE_AT_MOST = 8 << 10
+
+
+class Door(RequestHandler):
+    """One client connection."""
+
+    __slots__ = (
+        "advancing",
+        "client",
+        "driver",
+        "exchange",
+        "first_line",
+        "front",
+        "head_bytes",
+        "last_buffered",
+        "payload",
+        "pumping",
+        "served",
+        "since_s",
+        "sink",
+        "state",
+        "wire_bytes",
+        "write_since_s",
+    )
+
+    def __init__(self, house: House, **options: Any) -> None:
+        super().__init__(house, **options)
+        self.driver = house.driver
+        self.front = house
+        self.exchange: Exchange | None = None
+        self.payload: StreamReader | None = None
+        self.sink: HttpSink | None = None
+        self.state = IDLE
+        self.since_s = 0.0  # when the state, or the body's last progress, began
+        self.write_since_s = 0.0  # when the client last took something
+        self.last_buffered = 0
+        self.head_bytes = 0
+        self.first_line = b""
+        self.wire_bytes = 0
+        self.advancing = False
+        self.pumping = False
+        self.served = 0
+        self.client = ""
+
+    # -- the transport's callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a new connection, or refuse it when there are too many."""
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        BaseProtocol.connection_made(self, transport)  # sets TCP_NODELAY
+        tcp_keepalive(transport)  # type: ignore[arg-type]
+        transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)  # type: ignore[attr-defined]
+        peer = transport.get_extra_info("peername")
+        self.client = peer[0] if isinstance(peer, tuple) else "unix"
+        self.since_s = self._loop.time()
+        self.front.doors.add(self)
+        limit = self.front.settings.front.max_connections
+        if limit and len(self.front.doors) > limit:
+            transport.abort()  # type: ignore[attr-defined]
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The client is gone, or was sent away."""
+        self.front.doors.discard(self)
+        self._force_close = True
+        self.transport = None
+        self._client_gone()
+        self._manager = None
+        self._request_factory = None
+        self._request_handler = None
+        self._parser = None
+        self.payload = None
+        self.sink = None
+        self._messages.clear()
+        self.front.door_closed()
+
+    def eof_received(self) -> None:
+        """A FIN: closing and half-closing look the same on the wire, and mean that the client has left."""
+        self._client_gone()
+
+    def _client_gone(self) -> None:
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            self.driver.client_gone(exchange)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, and go on with it."""
+        if self._force_close or self._close:
+            return  # CLOSING: read and thrown away
+        if data:
+            self._note_arrival(data)
+            if self.state == HEAD and has_more_behind_its_head(data):
+                self._receive_piecewise(data)
+            else:
+                super().data_received(data)
+        else:
+            super().data_received(data)     # aiohttp goes on with what it had kept back
+        self._advance()
+        if self.payload is not None and not self.pumping:
+            self._pump()
+
+    def _receive_piecewise(self, data: bytes) -> None:
+        """Feed each head by itself.
+
+        Behind a head that asks for an upgrade aiohttp drops what follows, and behind one that closes the
+        connection llhttp calls it an error, which costs the good request its answer.
+        """
+        for piece in after_blank_lines(data):
+            super().data_received(piece)
+            if self._upgraded:
+                self._decline_upgrade()
+
+    def _decline_upgrade(self) -> None:
+        """Go on with HTTP after a request that asked for something else."""
+        assert self._parser is not None
+        self._parser.set_upgraded(False)
+        self._upgraded = False
+        tail, self._message_tail = self._message_tail, b""
+        if tail:
+            super().data_received(tail)
+
+    def _note_arrival(self, data: bytes) -> None:
+        if self.state == IDLE:
+            self.state = HEAD
+            self.since_s = self._loop.time()
+        if self.state == HEAD:
+            self.head_bytes += len(data)
+            if len(self.first_line) < FIRST_LINE_AT_MOST:
+                self.first_line += data[:FIRST_LINE_AT_MOST]
+        if self.payload is not None:
+            self.wire_bytes += len(data)
+            self.since_s = self._loop.time()
+
+    def pause_writing(self) -> None:
+        """The client does not keep up: stop what fills the sink."""
+        super().pause_writing()
+        self.write_since_s = self._loop.time()
+        if self.sink is not None:
+            self.sink.pause()
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        super().resume_writing()
+        if self.sink is not None:
+            self.sink.resume()
+
+    # -- requests
+
+    def _advance(self) -> None:
+        """Start the next exchange, as long as there is a message and none is being served."""
+        if self.advancing:
+            return
+        self.advancing = True
+        try:
+            while self.exchange is None and self._messages and not self._close and not self._force_close:
+                self._next_message()
+            if self.exchange is None and self.state == HEAD and not self._close:
+                self._check_unfinished_head()
+        finally:
+            self.advancing = False
+
+    def _next_message(self) -> None:
+        message, payload = self._messages.popleft()
+        if self._parser is not None:
+            self._parser.message_consumed()
+        if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
+            self._resume_reading_if_drained()
+        if isinstance(message, _ErrInfo):
+            self._refuse_unread(parse_fault(message))
+        else:
+            self._begin(message, payload)
+
+    def _check_unfinished_head(self) -> None:
+        """Refuse a head that is too large, or whose first line llhttp reads as HTTP/0.9."""
+        limit = self.front.settings.front.max_head
+        line, ended, _ = self.first_line.lstrip(b"\r\n").partition(b"\r\n")
+        if self.head_bytes > limit:
+            self._refuse_unread(fault("head_too_large", f"more than {limit} bytes (front.max_head)"))
+        elif ended and not line.endswith((b" HTTP/1.1", b" HTTP/1.0")):
+            self._refuse_unread(fault("bad_request", "its first line names no HTTP version served here"))
+
+    def _begin(self, message: RawRequestMessage, payload: Any) -> None:
+        """Make an exchange of a head, and hand it to the driver."""
+        assert self.transport is not None
+        now = now_ns()
+        version = message.version
+        if version.major == 0:
+            return self._refuse_unread(fault("bad_request", "HTTP/0.9 is not served here"))
+        head_size = 0
+        if self.head_bytes > SMALL_HEAD:
+            head_size = size_of_head(message)
+            if head_size > self.front.settings.front.max_head:
+                limit = self.front.settings.front.max_head
+                return self._refuse_unread(
+                    fault("head_too_large", f"more than {limit} bytes (front.max_head)")
+                )
+        minor = version.minor if version.major == 1 and version.minor in (0, 1) else -1
+        target = message.path.encode("utf-8", "surrogateescape")
+        head = RequestHead(message.method, target, minor, message.raw_headers)
+        keep_alive = not (message.should_close or self.front.draining or head.fault or minor < 0)
+        self.sink = HttpSink(self.transport, 0 if minor == 0 else 1, message.method == "HEAD", keep_alive)
+        if self._paused:
+            self.sink.pause()
+        empty = payload.is_eof() and not head.chunked and head.content_length <= 0
+        declared = -2 if empty and head.content_length < 0 else -1 if head.chunked else head.content_length
+        body = RequestBody(declared, self._keep(head))
+        exchange = Exchange(self, head, self.sink, body, self.client, now)
+        self.state = EXCHANGE
+        # What the body's framing may be counted from: this read, if it began with this head.
+        self.wire_bytes = self.head_bytes - head_size if head_size and not self._messages else 0
+        self.head_bytes = 0
+        self.first_line = b""
+        self.exchange = exchange
+        self.since_s = self._loop.time()
+        if not empty and isinstance(payload, StreamReader):
+            self.payload = payload
+            body.on_room = self._pump
+            if head.fault == 0:
+                self._take_arrived(exchange)
+        self.driver.begin(exchange)
+        return None
+
+    def _keep(self, head: RequestHead) -> int:
+        """Return how much of the body is kept: all of it where the driver gathers it anyway."""
+        gathered = route_for(head.method, head.path, head.anthropic).body == "json"
+        return self.front.settings.max_body if gathered else KEEP_FOR_RETRY
+
+    def _take_arrived(self, exchange: Exchange) -> None:
+        """Give the body what came together with the head: the whole of it, for most requests."""
+        payload, body = self.payload, exchange.body
+        if payload is None or payload.exception() is not None or self._is_mostly_framing(payload):
+            return  # _pump says what is wrong
+        self.pumping = True  # taking some makes aiohttp go on with what it had kept back
+        try:
+            if payload._size:
+                body.feed(payload.read_nowait(-1))
+        finally:
+            self.pumping = False
+        if payload.at_eof():
+            self.payload = None
+            body.on_room = None
+            body.finish()
+
+    # -- bodies
+
+    def want_body(self) -> None:
+        """Answer Expect, now that the request will be served."""
+        exchange = self.exchange
+        if exchange is None or self.transport is None or self.payload is None:
+            return
+        if exchange.head.expect_continue and exchange.sink.state == SinkState.SINK_NEW:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _pump(self) -> None:
+        """Move what has arrived of the body to where it is wanted."""
+        if self.pumping:
+            return
+        self.pumping = True
+        try:
+            while self._pump_some():
+                pass
+        finally:
+            self.pumping = False
+
+    def _pump_some(self) -> bool:
+        """Move one piece; return True if there may be another."""
+        exchange, payload = self.exchange, self.payload
+        if exchange is None or payload is None or exchange.ended:
+            return False
+        error = payload.exception()
+        if error is not None:
+            self._body_failed(fault("bad_body", "is not framed as HTTP says"))
+            return False
+        if self._is_mostly_framing(payload):
+            self._body_failed(fault("bad_body", "has more framing than content"))
+            return False
+        body = exchange.body
+        if body.full and not self.driver.wants_whole_body(exchange):
+            return False
+        moved = bool(payload._size)
+        if moved:
+            body.feed(payload.read_nowait(-1))
+        if payload.at_eof():
+            self.payload = None
+            body.on_room = None
+            body.finish()
+        elif not moved:
+            return False
+        if self.exchange is exchange:
+            self.driver.body_arrived(exchange)
+        return self.payload is not None
+
+    def _is_mostly_framing(self, payload: StreamReader) -> bool:
+        size = payload.total_bytes
+        return self.wire_bytes - size > FRAMING_AT_MOST + FRAMING_PER_BYTE * size
+
+    def _body_failed(self, refused: Fault) -> None:
+        exchange = self.exchange
+        if exchange is not None:
+            if self.sink is not None:
+                self.sink.close_after()
+            self.driver.body_failed(exchange, refused)
+
+    # -- ends
+
+    def exchange_ended(self, exchange: Exchange) -> None:
+        """The answer has been written, or never will be: go on with the next, or close."""
+        if self.exchange is not exchange:
+            return  # its client had left
+        self.exchange = None
+        self.served += 1
+        sink = self.sink
+        self.sink = None
+        body_pending, self.payload = self.payload is not None, None
+        if sink is None or self.transport is None:
+            return
+        if sink.state == SinkState.SINK_ABORTED:
+            self._close = True
+            self.state = CLOSING
+            self.since_s = self._loop.time()
+        elif body_pending or not sink.keep_alive or self._close:
+            self._finish_closing()
+        else:
+            self.state = IDLE
+            self.since_s = self._loop.time()
+            self._advance()
+
+    def _finish_closing(self) -> None:
+        """Send FIN behind the answer and read on for a moment, so that the client can take it."""
+        assert self.transport is not None
+        self._close = True
+        self.state = CLOSING
+        self.since_s = self._loop.time()
+        self.write_since_s = self.since_s
+        self._messages.clear()
+        if self.transport.can_write_eof() and not self.transport.is_closing():
+            self.transport.write_eof()
+            self._read_on()
+        else:
+            self.transport.close()
+
+    def _read_on(self) -> None:
+        self._reading_paused = self._buffer_paused = False
+        self._resume_transport_reading()
+
+    def _refuse_unread(self, refused: Fault) -> None:
+        """Answer something that is no request, and close."""
+        if self.transport is None:
+            return
+        head = RequestHead("GET", b"/", 1, [(b"Host", b"unread")])
+        self.sink = HttpSink(self.transport, 1, False, False)
+        exchange = Exchange(self, head, self.sink, RequestBody(-2, 0), self.client, now_ns())
+        self.exchange = exchange
+        self.state = EXCHANGE
+        self.driver.begin_refused(exchange, refused)
+
+    # -- time
+
+    def sweep(self, now_s: float) -> None:
+        """End what has taken too long.  Called once in a while for every open door."""
+        transport = self.transport
+        if transport is None:
+            return
+        limits = self.front.settings.front
+        waited_s = now_s - self.since_s
+        if self._takes_nothing(now_s):
+            transport.abort()
+        elif self.state == IDLE:
+            if limits.keepalive and waited_s > limits.keepalive:
+                transport.close()
+        elif self.state == HEAD:
+            if limits.head_timeout and waited_s > limits.head_timeout:
+                self._refuse_unread(fault("head_timeout"))
+        elif self.state == CLOSING:
+            if waited_s > LINGER_S and not transport.get_write_buffer_size():
+                transport.abort()
+        elif self.payload is not None and limits.body_timeout and waited_s > limits.body_timeout:
+            self._check_body_progress(now_s)
+
+    def _check_body_progress(self, now_s: float) -> None:
+        exchange = self.exchange
+        if exchange is not None and (not exchange.body.full or self.driver.wants_whole_body(exchange)):
+            self._body_failed(fault("body_timeout"))
+
+    def _takes_nothing(self, now_s: float) -> bool:
+        """True if bytes have waited for the client all through the write timeout."""
+        assert self.transport is not None
+        buffered = self.transport.get_write_buffer_size()
+        if buffered == 0 or buffered < self.last_buffered:
+            self.write_since_s = now_s
+        self.last_buffered = buffered
+        limit = self.front.settings.resilience.timeouts.write
+        return bool(buffered and limit and now_s - self.write_since_s > limit)
+
+    def close_if_idle(self) -> None:
+        """Close a connection that serves nobody: relayd is draining."""
+        if self.state == IDLE and self.transport is not None:
+            self._finish_closing()
+
+    async def shutdown(self, timeout: float | None = None) -> None:
+        """Cut the connection; a drain has come before."""
+        if self.transport is not None:
+            if self.sink is not None:
+                self.sink.abort()
+            self.transport.abort()
+
+    async def start(self) -> NoReturn:
+        """Not used: exchanges are started by bytes, not by a task."""
+        raise RuntimeError("a Door runs no task")
+
+
+class House(web.Server):
+    """Makes doors, and looks after all of them."""
+
+    SWEEP_EVERY_S = 0.5
+
+    def __init__(self, driver: Driver, settings: Settings) -> None:
+        async def no_handler(request: web.BaseRequest) -> web.StreamResponse:
+            raise RuntimeError("a Door has no handler")
+
+        super().__init__(no_handler)
+        self.driver = driver
+        self.settings = settings
+        self.doors: set[Door] = set()
+        self.draining = False
+        self.empty: asyncio.Event = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __call__(self) -> Door:
+        """Return the protocol of a new connection."""
+        limit = self.settings.front.max_head
+        return Door(
+            self,
+            loop=self._loop,
+            access_log=None,
+            max_line_size=limit,
+            max_field_size=limit,
+            max_headers=256,
+            read_bufsize=READ_BUFFER,
+            auto_decompress=False,
+            tcp_keepalive=False,
+            keepalive_timeout=0,
+        )
+
+    def start_sweeping(self) -> None:
+        """Look after late doors from now on."""
+        self._timer = self._loop.call_later(self.SWEEP_EVERY_S, self._sweep)
+
+    def _sweep(self) -> None:
+        now_s = self._loop.time()
+        for door in list(self.doors):
+            door.sweep(now_s)
+        self.start_sweeping()
+
+    def door_closed(self) -> None:
+        """A connection is gone."""
+        if self.draining and not self.doors:
+            self.empty.set()
+
+    def drain(self) -> None:
+        """Close idle connections now and every other one after its answer."""
+        self.draining = True
+        for door in list(self.doors):
+            if door.sink is not None:
+                door.sink.close_after()
+            door.close_if_idle()
+        if not self.doors:
+            self.empty.set()
+
+    async def shutdown(self, timeout: float | None = None) -> None:
+        """Cut every connection that is left."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for door in list(self.doors):
+            await door.shutdown()
+
+
+def has_more_behind_its_head(data: bytes) -> bool:
+    """True if bytes follow a head that may be the last one: it closes the connection, or leaves HTTP."""
+    end = data.find(b"\r\n\r\n")
+    if end < 0 or end + 4 == len(data):
+        return False
+    return b"close" in data or b"HTTP/1.0" in data or b"pgrade" in data
+
+
+def size_of_head(message: RawRequestMessage) -> int:
+    """Return about how many bytes a head had."""
+    lines = sum(len(name) + len(value) + 4 for name, value in message.raw_headers)
+    return len(message.method) + len(message.path) + 14 + lines
+
+
+def after_blank_lines(data: bytes) -> Iterator[bytes]:
+    """Yield `data` in pieces, each ending behind a blank line."""
+    start = 0
+    while start < len(data):
+        end = data.find(b"\r\n\r\n", start)
+        stop = len(data) if end < 0 else end + 4
+        yield data[start:stop]
+        start = stop
+
+
+def parse_fault(error: _ErrInfo) -> Fault:
+    """Return the fault for bytes that the parser did not accept."""
+    text = str(error.message or "malformed")
+    if isinstance(error.exc, LineTooLong) or "Too many headers" in text or "too long" in text:
+        return fault("head_too_large", "see front.max_head")
+    first = text.strip().splitlines()[0] if text.strip() else "malformed"
+    return fault("bad_request", first.rstrip(":")[:120].encode("ascii", "backslashreplace").decode("ascii"))

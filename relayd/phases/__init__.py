@@ -1,0 +1,1 @@
+"""The phases of a request, in order, and the driver that takes it through them."""

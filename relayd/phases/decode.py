@@ -1,0 +1,126 @@
+"""Phase 4: what is in the body that relayd must know?
+
+Only a view is decoded: the model, whether a stream is wanted, and the few numbers that say how much work it
+is.  The bytes that go to the worker are the client's own.  A compressed body is decoded as a bounded copy.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import Any
+
+import msgspec
+
+from relayd.faults import Fault, fault
+from relayd.records import Exchange, Facts
+
+BYTES_PER_TOKEN = 4
+OUTPUT_UNKNOWN = 256  # tokens expected of a request that sets no bound
+MULTIPART_WINDOW = 1 << 20  # bytes of a form in which its model is looked for
+_ASK_FOR_USAGE = b'{"stream_options":{"include_usage":true},'
+
+
+class _Body(msgspec.Struct):
+    model: Any = None
+    stream: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+    stream_options: Any = msgspec.UNSET
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+
+_FORM_MODEL = re.compile(
+    rb'content-disposition:[^\r\n]*?[; \t]name="?model"?(?:[;\s][^\r\n]*)?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{0,256})\r\n',
+    re.IGNORECASE,
+)
+
+
+def has_seen_enough(exchange: Exchange) -> bool:
+    """True when `decode` can say what it will ever say."""
+    if exchange.route.body == "json":
+        return exchange.body.complete
+    if exchange.route.body == "multipart":
+        body = exchange.body
+        return body.complete or body.size >= MULTIPART_WINDOW or bool(_FORM_MODEL.search(body.whole()))
+    return True
+
+
+def decode(exchange: Exchange, max_body: int) -> Fault | None:
+    """Note the model and the size of the work; return a fault if the body cannot be read."""
+    kind = exchange.route.body
+    if kind != "json":
+        exchange.strip_usage = False
+    if kind == "none":
+        return None
+    if kind == "multipart":
+        found = _FORM_MODEL.search(exchange.body.whole())
+        exchange.model = found[1].decode("utf-8", "replace") if found else ""
+        exchange.facts = Facts(exchange.model, exchange.body.size // BYTES_PER_TOKEN, OUTPUT_UNKNOWN)
+        return None
+    return decode_json(exchange, max_body)
+
+
+def decode_json(exchange: Exchange, max_body: int) -> Fault | None:
+    """Note what the JSON body says."""
+    raw = exchange.body.whole()
+    coding = exchange.head.content_encoding
+    if coding is not None and coding.lower() not in (b"", b"identity"):
+        plain = inflated(raw, coding.lower(), max_body)
+        if isinstance(plain, Fault):
+            return plain
+        raw = plain
+    try:
+        said = _decode(raw)
+    except RecursionError:
+        return fault("bad_body", "is nested too deeply")
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return fault("bad_body", f"is not a JSON object: {error}")
+    if said.model is not None and not isinstance(said.model, str):
+        return fault("bad_body", "has a model that is not a string", param="model")
+    exchange.model = said.model or ""
+    exchange.stream = said.stream is True
+    exchange.facts = Facts(exchange.model, len(raw) // BYTES_PER_TOKEN, output_bound(said))
+    if exchange.strip_usage:
+        exchange.strip_usage = coding is None and ask_for_usage(exchange, said, raw)
+    return None
+
+
+def output_bound(said: _Body) -> int:
+    """Return how many tokens the answer may have, as far as the request says."""
+    for value in (said.max_completion_tokens, said.max_tokens, said.max_output_tokens):
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31:
+            return value
+    return OUTPUT_UNKNOWN
+
+
+def ask_for_usage(exchange: Exchange, said: _Body, raw: bytes) -> bool:
+    """Add include_usage to a stream's request if it says nothing of stream_options."""
+    if not exchange.stream or said.stream_options is not msgspec.UNSET:
+        return False
+    if exchange.route.name not in ("chat", "completions"):
+        return False
+    brace = raw.index(b"{")
+    exchange.body.replace(raw[:brace] + _ASK_FOR_USAGE + raw[brace + 1 :])
+    return True
+
+
+def inflated(raw: bytes, coding: bytes, limit: int) -> bytes | Fault:
+    """Return a decoded copy of a compressed body, or the fault that it is."""
+    if coding in (b"gzip", b"x-gzip"):
+        decoder = zlib.decompressobj(31)
+    elif coding == b"deflate":
+        decoder = zlib.decompressobj(15)
+    else:
+        return fault("body_coding", repr(coding[:32].decode("ascii", "backslashreplace")))
+    try:
+        plain = decoder.decompress(raw, limit + 1)
+    except zlib.error as error:
+        return fault("bad_body", f"is not valid {coding.decode('ascii')}: {error}")
+    if len(plain) > limit:
+        return fault("body_too_large", f"{limit} bytes when decoded")
+    if not decoder.eof:
+        return fault("bad_body", f"ends before its {coding.decode('ascii')} does")
+    return plain

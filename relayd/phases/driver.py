@@ -1,0 +1,428 @@
+"""Takes an exchange through its phases, and decides what to do when a leg ends.
+
+Everything here is a reaction: a door reports a head, more of a body, or a client that has left; a leg
+reports that it ended.  No task runs for a request.  Phases decide; this acts.
+
+    begin -> admit -> (body) -> decode -> decide -> leg -> leg_ended -> account
+                                           ^                  |
+                                           +--- another target, before the commit point
+
+What an exchange holds is given back in `_finish`, which runs exactly once, whatever happened.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from ipaddress import ip_address, ip_network
+
+from relayd._fast.leg import Leg, LegOutcome, LegState, Limits, Sweeper, now_ns
+from relayd._fast.sink import Sink, SinkState
+from relayd.config import Settings
+from relayd.faults import LEG_OUTCOMES, Fault, fault
+from relayd.phases.account import Books
+from relayd.phases.admit import admit, trace_parent
+from relayd.phases.decide import decide
+from relayd.phases.decode import decode, has_seen_enough
+from relayd.phases.retry_after import seconds_asked_for
+from relayd.phases.routes import MODELS
+from relayd.records import Exchange, Worker
+from relayd.routing.base import Policy
+from relayd.upstream.breakers import RetryBudget, Rests
+from relayd.upstream.discovery import Discovery
+
+log = logging.getLogger("relayd")
+
+NS = 1_000_000_000
+DRAIN_AT_MOST_S = 120.0  # for a worker that may finish without its client
+
+
+class Driver:
+    """One gateway's requests."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        workers: Sequence[Worker],
+        policy: Policy,
+        sweeper: Sweeper,
+        books: Books,
+        discovery: Discovery,
+    ) -> None:
+        timeouts = settings.resilience.timeouts
+        self.settings = settings
+        self.workers = workers
+        self.policy = policy
+        self.sweeper = sweeper
+        self.books = books
+        self.discovery = discovery
+        self.limits = Limits(*(ns(getattr(timeouts, name)) for name in timeouts.__struct_fields__))
+        self.total_ns = ns(timeouts.total)
+        self.keepalive_ns = 0 if not settings.sse_keepalive else ns(settings.sse_keepalive)
+        self.asks_for_usage = settings.engine in ("vllm", "sglang")
+        self.rests = Rests(settings.resilience.breaker)
+        self.budget = RetryBudget(settings.resilience.retry.budget, now_ns())
+        self.trusted = [ip_network(text) for text in settings.trusted_proxies]
+        self.by_name = {worker.pool.name: worker for worker in workers}
+        self.held_bytes = 0
+        self.draining = False
+
+    # -- what a door reports
+
+    def begin(self, exchange: Exchange) -> None:
+        """Take an exchange whose head has arrived, and maybe its body."""
+        try:
+            self._begin(exchange)
+        except Exception:
+            self._give_up(exchange)
+
+    def _give_up(self, exchange: Exchange) -> None:
+        """End an exchange on which relayd itself failed; what went wrong is in the log."""
+        log.exception("relayd failed on request %s", exchange.request_id)
+        if exchange.leg is not None:
+            exchange.leg.cancel()
+            exchange.leg = None
+        self.fail(exchange, fault("internal"))
+
+    def _begin(self, exchange: Exchange) -> None:
+        self.books.began()
+        refused = admit(exchange, self.settings)
+        if refused is not None:
+            return self.refuse(exchange, refused)
+        exchange.strip_usage = self.asks_for_usage
+        if exchange.route.name == "models":
+            return self._answer_models(exchange)
+        exchange.phase = "body"
+        if not has_seen_enough(exchange):
+            return exchange.door.want_body()
+        self._decode(exchange)
+        if not exchange.body.complete and not exchange.ended:
+            exchange.door.want_body()
+        return None
+
+    def begin_refused(self, exchange: Exchange, refused: Fault) -> None:
+        """Answer what could not be read as a request."""
+        self.books.began()
+        admit(exchange, self.settings)
+        self.refuse(exchange, refused)
+
+    def body_arrived(self, exchange: Exchange) -> None:
+        """More of the body is there, or all of it."""
+        try:
+            self._body_arrived(exchange)
+        except Exception:
+            self._give_up(exchange)
+
+    def _body_arrived(self, exchange: Exchange) -> None:
+        if exchange.body.size > self.settings.max_body:
+            return self.body_failed(exchange, fault("body_too_large", f"{self.settings.max_body} bytes"))
+        held = min(exchange.body.size, exchange.body.keep)
+        self.held_bytes += held - exchange.held_bytes
+        exchange.held_bytes = held
+        if self.held_bytes > self.settings.max_held:
+            return self.body_failed(exchange, fault("overloaded", retry_after_s=1.0))
+        if exchange.phase == "body" and has_seen_enough(exchange):
+            exchange.ready_ns = now_ns()
+            self._decode(exchange)
+        return None
+
+    def body_failed(self, exchange: Exchange, refused: Fault) -> None:
+        """The body cannot be had: it is malformed, too large, or has stopped coming."""
+        if exchange.leg is not None:
+            self._cancel(exchange)
+        self.fail(exchange, refused)
+
+    def client_gone(self, exchange: Exchange) -> None:
+        """The client has left: nobody waits for the answer."""
+        if exchange.ended:
+            return
+        self.books.client_left(exchange.phase)
+        leg = exchange.leg
+        if leg is not None and self.settings.on_disconnect == "drain" and leg.sent_ns:
+            deadline = now_ns() + int(DRAIN_AT_MOST_S * NS)
+            exchange.sink = Sink()
+            exchange.outcome = "client_closed"
+            leg.go_on_without_client(exchange.sink, deadline)
+            return
+        if leg is not None:
+            self._cancel(exchange)
+        self._finish(exchange, 499, "client_closed")
+
+    # -- phases 4 to 6
+
+    def wants_whole_body(self, exchange: Exchange) -> bool:
+        """True while the body is gathered here and not yet passed on."""
+        return exchange.phase in ("admit", "body")
+
+    def _decode(self, exchange: Exchange) -> None:
+        exchange.phase = "decide"
+        refused = decode(exchange, self.settings.max_body)
+        if refused is not None:
+            return self.refuse(exchange, refused)
+        started = now_ns()
+        worker = decide(exchange, self.workers, self.policy, self.rests, started)
+        exchange.decision_ns = now_ns() - started
+        if worker is None:
+            return self.refuse(exchange, fault("no_worker", retry_after_s=1.0))
+        return self._forward(exchange, worker)
+
+    def _forward(self, exchange: Exchange, worker: Worker) -> None:
+        """Begin a leg on `worker`."""
+        head, body, route = exchange.head, exchange.body, exchange.route
+        exchange.phase = "forward"
+        exchange.tried.append(worker)
+        exchange.next_worker = None
+        self.rests.picked(worker, now_ns())
+        length = body.size if body.complete and body.declared != -2 else body.declared
+        sent = head.for_worker(
+            worker.pool.host, self._identity(exchange), exchange.stream, True, length
+        )
+        leg = Leg(
+            worker.pool,
+            exchange.sink,
+            self,
+            exchange,
+            sent,
+            body,
+            b"X-Relayd-Worker: %b\r\n" % worker.name.encode() if self.settings.reveal else b"",
+            exchange.request_id.encode("ascii"),
+            route.dialect.name == "anthropic",
+            self.limits,
+            self.sweeper,
+        )
+        leg.expect(
+            route.terminator,
+            head.method == "HEAD",
+            exchange.strip_usage,
+            self.settings.reveal,
+            exchange.facts.prompt_tokens,
+            exchange.facts.output_tokens,
+            exchange.ready_ns,
+            exchange.arrived_ns + self.total_ns if self.total_ns else 0,
+            self.keepalive_ns if exchange.stream else 0,
+            route.dialect.keepalive,
+        )
+        exchange.leg = leg
+        leg.begin()
+
+    def _identity(self, exchange: Exchange) -> bytes:
+        """Return the lines that tell a worker who asks, and through whom."""
+        head = exchange.head
+        believed = bool(self.trusted) and self._is_trusted(exchange.client)
+        client = exchange.client.encode("ascii", "replace")
+        if believed and head.forwarded_for is not None:
+            client = head.forwarded_for + b", " + client
+        proto = head.forwarded_proto if believed and head.forwarded_proto is not None else b"http"
+        return (
+            b"X-Request-Id: %b\r\nTraceparent: %b\r\nX-Forwarded-For: %b\r\nX-Forwarded-Proto: %b\r\n"
+            b"X-Forwarded-Host: %b\r\nVia: 1.1 %b\r\n"
+            % (
+                exchange.request_id.encode("ascii"),
+                trace_parent(head.traceparent),
+                client,
+                proto,
+                head.host or b"-",
+                self.books.pseudonym,
+            )
+        )
+
+    def _is_trusted(self, client: str) -> bool:
+        try:
+            address = ip_address(client)
+        except ValueError:
+            return False
+        return any(address in network for network in self.trusted)
+
+    # -- what a leg asks and reports
+
+    def judge_event(self, leg: Leg, event: bytes) -> int:
+        """Return the EventKind of a held event."""
+        exchange: Exchange = leg.exchange
+        return exchange.route.dialect.judge(event)
+
+    def try_elsewhere(self, leg: Leg) -> bool:
+        """Return True if this failed answer is dropped because another worker will be asked."""
+        exchange: Exchange = leg.exchange
+        self._note_wishes(leg)
+        exchange.next_worker = self._another(exchange)
+        return exchange.next_worker is not None
+
+    def _another(self, exchange: Exchange) -> Worker | None:
+        """Return a worker for one more leg, within the attempts and the budget, or None."""
+        if exchange.retries >= self.settings.resilience.retry.attempts or exchange.body.lost:
+            return None
+        now = now_ns()
+        worker = decide(exchange, self.workers, self.policy, self.rests, now)
+        if worker is None or not self.budget.take(now):
+            return None
+        exchange.retries += 1
+        self.books.retried()
+        return worker
+
+    def leg_ended(self, leg: Leg) -> None:
+        """Act on the end of a leg: account, go on elsewhere, or tell the client."""
+        exchange: Exchange = leg.exchange
+        try:
+            self._leg_ended(exchange, leg)
+        except Exception:
+            self._give_up(exchange)
+
+    def _leg_ended(self, exchange: Exchange, leg: Leg) -> None:
+        row = LEG_OUTCOMES[leg.outcome]
+        exchange.leg = None
+        exchange.leg_ns += leg.ended_ns - leg.begun_ns
+        self._note_health(leg, row.counts)
+        self.books.leg_ended(leg, row.label)
+        if leg.outcome == LegOutcome.LEG_COMPLETE:
+            return self._complete(exchange, leg)
+        if exchange.outcome == "client_closed":
+            return self._finish(exchange, 499, "client_closed", leg)
+        if leg.committed:
+            return self._cut(exchange, leg, self._fault_of(leg))
+        worker = exchange.next_worker
+        if worker is None and row.retry:
+            worker = self._another(exchange)
+        if worker is not None:
+            return self._forward(exchange, worker)
+        return self.fail(exchange, self._fault_of(leg), leg)
+
+    def _complete(self, exchange: Exchange, leg: Leg) -> None:
+        if exchange.sink.state == SinkState.SINK_STARTED:
+            # Our own keep-alive had started a stream, and the worker's answer is not one.
+            return self.fail(exchange, late_fault(leg), leg)
+        if leg.status < 500 and leg.status != 429:
+            self.budget.succeeded()
+        outcome = exchange.outcome or outcome_of(leg)
+        return self._finish(exchange, leg.status, outcome, leg)
+
+    def _fault_of(self, leg: Leg) -> Fault:
+        row = LEG_OUTCOMES[leg.outcome]
+        worker = self.by_name[leg.pool.name]
+        return fault(row.code, leg.reason, worker=worker.name if self.settings.reveal else "")
+
+    def _note_health(self, leg: Leg, counts: bool) -> None:
+        """Tell the breaker what this leg says about its worker."""
+        worker = self.by_name[leg.pool.name]
+        now = now_ns()
+        if leg.outcome == LegOutcome.LEG_COMPLETE and not leg.error_passed and leg.status < 500:
+            if self.rests.succeeded(worker):
+                log.warning("worker %s answers again", worker.name)
+            if worker.models is None:
+                self.discovery.ask_again(worker)
+            return
+        asked_for_time = leg.response is not None and seconds_asked_for(leg.response) is not None
+        if leg.status in (429, 503) and asked_for_time or leg.status == 429 or not (
+            counts or leg.status >= 500 and leg.status != 501
+        ):
+            self.rests.said_nothing(worker)
+        elif self.rests.failed(worker, now):
+            rest_s = (worker.resting_until_ns - now) / NS
+            log.warning(
+                "worker %s rests for %.0f s after %d failures in a row: %s",
+                worker.name, rest_s, worker.failures, leg.reason or f"it answered {leg.status}",
+            )  # fmt: skip
+
+    def _note_wishes(self, leg: Leg) -> None:
+        """Leave a worker alone for as long as it asked to be."""
+        asked = seconds_asked_for(leg.response)
+        if asked is not None and leg.status in (429, 503):
+            self.rests.busy(self.by_name[leg.pool.name], asked, now_ns())
+
+    # -- ends
+
+    def _cancel(self, exchange: Exchange) -> None:
+        leg = exchange.leg
+        if leg is None or leg.state == LegState.LEG_ENDED:
+            return
+        leg.cancel()
+        exchange.leg = None
+        exchange.leg_ns += leg.ended_ns - leg.begun_ns
+        self.rests.said_nothing(self.by_name[leg.pool.name])
+        self.books.leg_ended(leg, LEG_OUTCOMES[LegOutcome.LEG_CANCELLED].label)
+
+    def _cut(self, exchange: Exchange, leg: Leg, why: Fault) -> None:
+        """The answer is under way and will not be complete: make the client see it."""
+        if leg.at_boundary and exchange.sink.can_append():
+            exchange.sink.write(exchange.route.dialect.error_event(why, exchange.request_id))
+        exchange.sink.abort()
+        timed_out = why.status == 504
+        self._finish(exchange, leg.status, "upstream_timeout" if timed_out else "stream_error", leg)
+
+    def refuse(self, exchange: Exchange, refused: Fault) -> None:
+        """Answer with a fault of the client's or our own, before any leg."""
+        self.fail(exchange, refused)
+
+    def fail(self, exchange: Exchange, why: Fault, leg: Leg | None = None) -> None:
+        """End the exchange with a fault, in whatever way the client can still be told."""
+        if exchange.ended:
+            return
+        sink, dialect = exchange.sink, exchange.route.dialect
+        outcome = {"client": "refused", "relayd": "refused"}.get(why.kind.whose, "upstream_error")
+        if why.status == 504:
+            outcome = "upstream_timeout"
+        if sink.state == SinkState.SINK_NEW:
+            self.answer(exchange, why.status, dialect.error_body(why, exchange.request_id),
+                        self._fault_lines(exchange, why))  # fmt: skip
+        elif sink.state == SinkState.SINK_STARTED:
+            if sink.can_append() and exchange.stream:
+                sink.write(dialect.error_event(why, exchange.request_id))
+            sink.abort()
+        self._finish(exchange, why.status, outcome, leg)
+
+    def _fault_lines(self, exchange: Exchange, why: Fault) -> bytes:
+        lines = b"Content-Type: application/json\r\nX-Request-Id: %b\r\n" % exchange.request_id.encode("ascii")
+        if exchange.route.dialect.name == "anthropic":
+            lines += b"Request-Id: %b\r\n" % exchange.request_id.encode("ascii")
+        if why.retry_after_s is not None:
+            lines += b"Retry-After: %d\r\nRetry-After-Ms: %d\r\n" % (
+                max(1, round(why.retry_after_s)), round(why.retry_after_s * 1000))  # fmt: skip
+        if why.kind.whose == "client":
+            lines += b"X-Should-Retry: false\r\n"
+        return lines
+
+    def answer(self, exchange: Exchange, status: int, body: bytes, lines: bytes) -> None:
+        """Write an answer of relayd's own."""
+        sink = exchange.sink
+        sink.start(status, b"Date: %b\r\n" % self.books.http_date() + lines, len(body))
+        sink.write(body)
+        sink.end()
+
+    def _answer_models(self, exchange: Exchange) -> None:
+        """List the models that the workers told of; pass the question on if none did."""
+        known = sorted({model for worker in self.workers for model in worker.models or ()})
+        if not known:
+            return self._decode(exchange)
+        lines = b"Content-Type: application/json\r\nX-Request-Id: %b\r\n" % exchange.request_id.encode("ascii")
+        self.answer(exchange, 200, self.books.model_list(known), lines)
+        return self._finish(exchange, 200, "ok")
+
+    def _finish(self, exchange: Exchange, code: int, outcome: str, leg: Leg | None = None) -> None:
+        """Give back what the exchange held, account for it, and let its door go on."""
+        if exchange.ended:
+            return
+        exchange.ended = True
+        self.held_bytes -= exchange.held_bytes
+        exchange.phase = "ended"
+        self.books.ended(exchange, code, outcome, leg)
+        exchange.door.exchange_ended(exchange)
+
+
+def ns(seconds: float) -> int:
+    """Return a duration in nanoseconds; 0, which means never, becomes a very long time."""
+    return int(seconds * NS) if seconds else 1 << 62
+
+
+def outcome_of(leg: Leg) -> str:
+    """Return how an answer that was passed on whole went, for the metrics."""
+    if leg.error_passed:
+        return "stream_error"
+    if leg.status >= 500:
+        return "upstream_error"
+    return "ok" if leg.status < 400 else "refused"
+
+
+def late_fault(leg: Leg) -> Fault:
+    """Return the fault for an answer that came after a keep-alive had promised a stream."""
+    said = leg.held_answer[:512].decode("utf-8", "replace").strip()
+    return fault("worker_error", f"answered {leg.status}: {said}", worker=leg.pool.name)
+

@@ -1,0 +1,1 @@
+"""What relayd tells of itself: metrics and the access log."""

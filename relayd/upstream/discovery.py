@@ -1,0 +1,69 @@
+"""Which models a worker serves.
+
+Asked of `/v1/models` once at the start, and once more when a worker that did not answer then is first
+reached by a request.  A worker that has not told may serve any model: leaving it out because one question
+failed would be worse than its own 404.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from relayd.net import FetchError, fetch
+from relayd.records import Worker
+
+TIMEOUT_S = 2.0
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+_decode = msgspec.json.Decoder(_Models).decode
+
+
+class Discovery:
+    """Asks workers what they serve, and tells a person what came of it."""
+
+    def __init__(self, tls: ssl.SSLContext | None, say: Callable[[str], Any]) -> None:
+        self.tls = tls
+        self.say = say
+        self.asking: dict[str, asyncio.Task[None]] = {}
+
+    async def ask_all(self, workers: Iterable[Worker]) -> None:
+        """Ask every worker at the same time; return when all have answered or failed."""
+        await asyncio.gather(*(self.ask(worker) for worker in workers))
+
+    async def ask(self, worker: Worker) -> None:
+        """Learn what `worker` serves, if it says."""
+        try:
+            status, body = await fetch(worker.url + "/v1/models", timeout_s=TIMEOUT_S, tls=self.tls)
+        except FetchError as error:
+            self.say(f"worker {worker.name} ({worker.url}) does not answer: {error}")
+            return
+        if status != 200:
+            self.say(f"worker {worker.name} does not list its models (status {status}): it gets any model")
+            return
+        try:
+            worker.models = frozenset(model.id for model in _decode(body).data)
+        except (msgspec.MsgspecError, RecursionError):
+            self.say(f"worker {worker.name} lists no models that can be read: it gets any model")
+
+    def ask_again(self, worker: Worker) -> None:
+        """Ask in the background, once: the worker has been reached for the first time."""
+        if worker.models is None and worker.name not in self.asking:
+            self.asking[worker.name] = asyncio.get_running_loop().create_task(self.ask(worker))
+
+    def close(self) -> None:
+        """Stop asking."""
+        for task in self.asking.values():
+            task.cancel()

@@ -1,0 +1,375 @@
+"""Wrong settings, wrong workers, wrong ports: a sentence that helps, and never a traceback or a 500."""
+
+from __future__ import annotations
+
+import datetime
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.certificates import Authority
+from tests.support.dialects import OPENAI
+from tests.support.gateway import Gateway, run_relayd
+from tests.support.upstream import Upstream, bound, reply, send, silence, stream
+from tests.support.wire import Answer, ask, request
+from tests.whole.conftest import Relay, question
+
+FREE = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+WORKER = ("--worker", "http://127.0.0.1:9")
+
+
+def _is_refused(*arguments: str, says: str, code: int | tuple[int, ...]) -> None:
+    """Run `relayd serve`; check that it ends with `code` and one helpful sentence."""
+    ended = run_relayd("serve", *arguments)
+    codes = code if isinstance(code, tuple) else (code,)
+    assert ended.returncode in codes, ended
+    assert "Traceback" not in ended.stderr
+    assert says.lower() in ended.stderr.lower()
+    assert any(line.startswith("relayd") for line in ended.stderr.splitlines()), ended.stderr
+
+
+WRONG_URLS = [
+    "not-a-url",
+    "ftp://127.0.0.1:21",
+    "http://",
+    "http://127.0.0.1:99999",
+    "http://127.0.0.1:port",
+    "http://user:password@127.0.0.1:1",
+    "http://127.0.0.1:1/?a=b",
+    "http://a b:1",
+    "",
+]
+
+
+@pytest.mark.parametrize("url", WRONG_URLS)
+def test_a_wrong_url_is_named(url: str) -> None:
+    _is_refused(*FREE, "--worker", url, says=url or "worker", code=(1, 2))
+
+
+def test_a_worker_is_needed() -> None:
+    _is_refused(*FREE, says="--worker", code=2)
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("nonsense=1", "nonsense"),
+        ("timeouts.idel=1s", "idle"),  # did you mean
+        ("timeouts.idle=soon", "soon"),
+        ("timeouts.idle=1", "20s"),  # what a duration looks like
+        ("policy=best", "round_robin"),
+        ("max_body=big", "32MiB"),
+        ("engine=steam", "vllm"),
+        ("idle", "KEY=VALUE"),
+    ],
+)
+def test_a_wrong_setting_is_explained(setting: str, says: str) -> None:
+    _is_refused(*FREE, *WORKER, "--set", setting, says=says, code=(1, 2))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:http", "127.0.0.1:70000", "nowhere"])
+def test_a_wrong_address_is_named(address: str) -> None:
+    _is_refused("--listen", address, "--admin", "off", *WORKER, says=address, code=(1, 2))
+
+
+@pytest.mark.parametrize("flag", ["--listen", "--admin"])
+def test_a_port_in_use_is_named(flag: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        other = "--admin" if flag == "--listen" else "--listen"
+        arguments = (flag, f"127.0.0.1:{port}", other, "127.0.0.1:0", *WORKER)
+        _is_refused(*arguments, says=str(port), code=75)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", ":0", "[::]:0"])
+def test_the_world_is_not_served_without_a_word(address: str) -> None:
+    _is_refused("--listen", address, "--admin", "127.0.0.1:0", *WORKER, says="--insecure", code=(1, 2))
+
+
+def test_the_world_is_served_if_that_is_meant() -> None:
+    with Upstream() as upstream:
+        gateway = Gateway(upstream, arguments=("--listen", "0.0.0.0:0", "--insecure"))
+        with gateway:
+            assert ask(gateway, request("GET", "/any")).status == 200
+
+
+def test_help_and_version_are_there() -> None:
+    for arguments in (["--help"], ["serve", "--help"], ["version"]):
+        ended = run_relayd(*arguments)
+        assert ended.returncode == 0, ended
+        assert ended.stdout
+        assert not ended.stderr
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    ended = run_relayd("serv")
+    assert ended.returncode == 2
+    assert "serve" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+# Workers that are not what they should be
+
+
+def _is_told(gateway: Gateway, status: int | tuple[int, ...], *codes: str) -> Answer:
+    """Ask; check that the failure is worded, has a code, and is no 500."""
+    answer = ask(gateway, question(OPENAI))
+    statuses = status if isinstance(status, tuple) else (status,)
+    assert answer.status in statuses, answer
+    error = answer.json()["error"]
+    assert error["code"] in codes, error
+    assert len(error["message"]) > 20
+    return answer
+
+
+def test_a_dead_worker_is_no_reason_not_to_start() -> None:
+    held = bound()
+    name = f"127.0.0.1:{held.getsockname()[1]}"
+    with Gateway(f"http://{name}") as gateway:
+        answer = _is_told(gateway, (502, 503), "connect_failed", "no_worker")
+        assert name in answer.json()["error"]["message"]
+        assert gateway.ask_admin("/livez")[0] == 200
+        assert gateway.metrics().total("relayd_upstream_up", worker=name) == 0
+    held.close()
+
+
+def test_it_serves_as_soon_as_the_worker_is_there() -> None:
+    with Upstream(listening=False) as upstream, Gateway(upstream) as gateway:
+        assert ask(gateway, question(OPENAI)).status in (502, 503)
+        upstream.play(reply({"ok": True}))
+        upstream.listen()
+        assert ask(gateway, question(OPENAI)).status == 200
+        assert gateway.ask_admin("/readyz")[0] == 200
+
+
+def test_one_worker_down_and_one_up_is_a_good_start() -> None:
+    began = time.monotonic()
+    with Upstream(listening=False) as down, Upstream() as up, Gateway(down, up) as gateway:
+        up.play(reply({"ok": True}))
+        assert {ask(gateway, question(OPENAI)).status for _ in range(10)} == {200}
+        assert time.monotonic() - began < 10
+
+
+def test_a_worker_that_does_not_answer_does_not_hold_up_the_start() -> None:
+    """Models are asked for at the start; a worker that is silent then serves any."""
+    held = socket.create_server(("127.0.0.1", 0))
+    with Upstream() as fine, Gateway(f"http://127.0.0.1:{held.getsockname()[1]}", fine) as gateway:
+        assert gateway.port
+    held.close()
+
+
+@pytest.mark.parametrize(
+    "banner",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"+PONG\r\n",
+        b"\0\1\2\3" * 1000,
+        b"220 mail ready\r\n\r\n",
+        b"<html></html>\n",
+    ],
+)
+def test_a_worker_that_speaks_something_else(start: Callable[..., Relay], banner: bytes) -> None:
+    relay = start()
+    relay.upstream.play([send(banner), {"fin": True}])
+    answer = _is_told(relay.gateway, 502, "bad_answer", "worker_reset")
+    assert banner[:4] not in bytes(answer.body)
+
+
+def test_a_worker_that_speaks_first() -> None:
+    """A mail server's greeting comes before any request."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        greeter = threading.Thread(target=_greet, args=(listener,), daemon=True)
+        greeter.start()
+        with Gateway(f"http://127.0.0.1:{listener.getsockname()[1]}") as gateway:
+            _is_told(gateway, 502, "bad_answer", "worker_reset", "connect_failed")
+    greeter.join(5)
+
+
+def _greet(listener: socket.socket) -> None:
+    """Greet whoever connects, until the listener is closed."""
+    listener.settimeout(0.1)
+    while listener.fileno() >= 0:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            continue
+        connection.sendall(b"220 mail ready\r\n")
+        time.sleep(0.1)
+        connection.close()
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def secure(authority: Authority) -> Iterator[Upstream]:
+    """A worker with a certificate for its address, by an authority nobody knows."""
+    with Upstream(tls=authority.server("127.0.0.1", "localhost")) as upstream:
+        upstream.play(reply({"secure": True}))
+        yield upstream
+
+
+def test_an_unknown_authority_is_not_trusted(secure: Upstream) -> None:
+    with Gateway(secure) as gateway:
+        answer = _is_told(gateway, 502, "tls_error")
+        assert "certificate" in answer.json()["error"]["message"]
+    assert not secure.requests
+
+
+def test_a_named_authority_is_trusted(secure: Upstream, authority: Authority) -> None:
+    with Gateway(secure, settings={"worker_tls.ca": str(authority.file)}) as gateway:
+        for _ in range(3):
+            assert ask(gateway, question(OPENAI)).json() == {"secure": True}
+        assert len({id(seen.connection) for seen in secure.requests}) == 1
+        secure.play(stream(*OPENAI.events("a", "b")))
+        assert ask(gateway, question(OPENAI, stream=True)).body == "".join(OPENAI.events("a", "b")).encode()
+
+
+def test_the_systems_authorities_are_trusted(secure: Upstream, authority: Authority) -> None:
+    with Gateway(secure, environment={"SSL_CERT_FILE": str(authority.file)}) as gateway:
+        assert ask(gateway, question(OPENAI)).json() == {"secure": True}
+
+
+def test_verification_can_be_switched_off(secure: Upstream) -> None:
+    with Gateway(secure, settings={"worker_tls.verify": "off"}) as gateway:
+        assert ask(gateway, question(OPENAI)).json() == {"secure": True}
+
+
+def test_a_certificate_for_another_name_is_refused(authority: Authority) -> None:
+    with Upstream(tls=authority.server("other.test")) as upstream:
+        with Gateway(upstream, settings={"worker_tls.ca": str(authority.file)}) as gateway:
+            _is_told(gateway, 502, "tls_error")
+        assert not upstream.requests
+
+
+def test_an_expired_certificate_is_refused(authority: Authority) -> None:
+    expired = authority.server("127.0.0.1", valid_for=datetime.timedelta(days=-1))
+    with Upstream(tls=expired) as upstream:
+        with Gateway(upstream, settings={"worker_tls.ca": str(authority.file)}) as gateway:
+            _is_told(gateway, 502, "tls_error")
+        assert not upstream.requests
+
+
+def test_TLS_on_a_plain_port(secure: Upstream) -> None:
+    """The worker wants TLS, its URL says http: somebody forgot an s."""
+    with Gateway(f"http://{secure.name}") as gateway:
+        _is_told(gateway, 502, "bad_answer", "worker_reset")
+
+
+def test_a_plain_worker_behind_an_https_url() -> None:
+    with Upstream() as upstream, Gateway(f"https://{upstream.name}") as gateway:
+        _is_told(gateway, 502, "tls_error")
+        assert not upstream.requests
+
+
+def test_a_handshake_that_never_ends() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+        with Gateway(url, settings={"resilience.timeouts.connect": "500ms"}) as gateway:
+            _is_told(gateway, (502, 504), "connect_timeout", "tls_error")
+
+
+def test_a_connect_that_never_ends() -> None:
+    """A full backlog swallows the handshake of TCP."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        address = listener.getsockname()
+        fillers = [socket.socket() for _ in range(3)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(address)
+        url = f"http://127.0.0.1:{address[1]}"
+        with Gateway(url, settings={"resilience.timeouts.connect": "500ms"}) as gateway:
+            _is_told(gateway, 504, "connect_timeout")
+        for filler in fillers:
+            filler.close()
+
+
+# The admin port
+
+
+def test_the_admin_port_says_how_it_is(relay: Relay) -> None:
+    for page in ("/healthz", "/livez", "/readyz"):
+        assert relay.gateway.ask_admin(page)[0] == 200
+    assert relay.gateway.ask_admin("/nothing")[0] == 404
+
+
+def test_the_metrics_have_their_names(relay: Relay) -> None:
+    relay.ask(OPENAI)
+    relay.upstream.play(stream(*OPENAI.events("a")))
+    relay.ask(OPENAI, stream=True)
+    relay.gateway.wait_idle()
+    names = {sample.name for sample in relay.gateway.metrics().samples}
+    assert names >= {
+        "relayd_requests_total",
+        "relayd_in_flight",
+        "relayd_ttft_seconds_count",
+        "relayd_overhead_seconds_count",
+        "relayd_decision_seconds_count",
+        "relayd_request_duration_seconds_count",
+        "relayd_client_disconnects_total",
+        "relayd_legs_total",
+        "relayd_tokens_total",
+        "relayd_upstream_up",
+        "relayd_retries_total",
+        "relayd_build_info",
+    }
+
+
+def test_labels_are_bounded(relay: Relay) -> None:
+    """A client that makes up models and paths does not make up series."""
+    for number in range(300):
+        ask(relay.gateway, request("GET", f"/made/up/{number}"))
+        if number % 3 == 0:
+            relay.ask(OPENAI, model=f"made-up-{number}")
+    relay.gateway.wait_idle()
+    assert len(relay.gateway.metrics().samples) < 1500
+
+
+def test_the_admin_port_can_be_left_out() -> None:
+    with Upstream() as upstream, Gateway(upstream, arguments=("--admin", "off")) as gateway:
+        assert gateway.admin_port == 0
+        assert ask(gateway, request("GET", "/any")).status == 200
+
+
+def test_no_question_is_sent_after_the_start(start: Callable[..., Relay]) -> None:
+    relay = start()
+    probes = len(relay.upstream.probes)
+    time.sleep(1.5)
+    assert len(relay.upstream.probes) == probes
+    assert not relay.upstream.requests
+
+
+def test_models_are_those_of_all_workers() -> None:
+    with (
+        Upstream(models=["a", "b"]) as first,
+        Upstream(models=["b", "c"]) as second,
+        Gateway(first, second) as gateway,
+    ):
+        answer = ask(gateway, request("GET", "/v1/models"))
+    assert answer.status == 200
+    assert sorted(model["id"] for model in answer.json()["data"]) == ["a", "b", "c"]
+
+
+def test_a_worker_may_have_a_name() -> None:
+    with Upstream() as upstream, Gateway(f"gpu-0={upstream.url}") as gateway:
+        assert ask(gateway, request("GET", "/any")).header("x-relayd-worker") == "gpu-0"
+
+
+def test_a_worker_may_live_below_a_path() -> None:
+    with Upstream() as upstream, Gateway(f"{upstream.url}/gpu/0") as gateway:
+        upstream.play(reply({}))
+        ask(gateway, question(OPENAI))
+        assert upstream.requests[-1].target == "/gpu/0/v1/chat/completions"
+
+
+def test_a_silent_worker_is_not_a_crash(start: Callable[..., Relay]) -> None:
+    relay = start(1, {"resilience.timeouts.first_token": "300ms"})
+    relay.upstream.play([silence()])
+    _is_told(relay.gateway, 504, "first_token_timeout")
