@@ -56,6 +56,7 @@ def run_bench(argv: list[str]) -> int:
     args = bench_arguments().parse_args(argv)
     sizes = sizes_from(args)
     rows = names_from("--rows", args.rows, ROWS)
+    check_json(args.json)
     cores = prepare_machine(sizes)
     client = Client(model=args.model or "bench", all_headers=args.sdk_headers)
     if args.key:
@@ -66,7 +67,8 @@ def run_bench(argv: list[str]) -> int:
             measure_target(args, bench, cores, rows) if args.target else measure_all(args, bench, cores, rows)
         )
     show(args, outcome, sizes, rows, cores)
-    return 1 if outcome.spoiled or len(outcome.missing) == len(outcome.columns) - 1 else 0
+    measured = set(outcome.columns) - {DIRECT} - set(outcome.missing)
+    return 0 if measured and not outcome.spoiled else 1
 
 
 def bench_arguments() -> argparse.ArgumentParser:
@@ -107,6 +109,16 @@ def sizes_from(args: argparse.Namespace) -> Sizes:
         if value is not None and value <= 0:
             raise BenchFault(f"--{name} is {value:g}: give a number above 0", 2)
     return Sizes(**{**vars(usual), **{name: value for name, value in given.items() if value is not None}})
+
+
+def check_json(file: str | None) -> None:
+    """Finds out before the run, not after it, that there is nowhere to write to."""
+    if not file or file == "-":
+        return
+    try:
+        Path(file).open("a").close()
+    except OSError as error:
+        raise BenchFault(f"--json {file} cannot be written: {error.strerror}", 2) from None
 
 
 def names_from(option: str, text: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -166,7 +178,8 @@ def measure_target(
         bench = Bench(
             bench.sizes, Client(model, bench.client.key, bench.client.all_headers), bench.folder, False
         )
-    return Session(bench, cores, starters, []).run(rows, rounds_from(args))
+    anywhere = machine.Cores(None, None)  # someone else's processes: which of them take part is not known
+    return Session(bench, anywhere, starters, []).run(rows, rounds_from(args))
 
 
 def rounds_from(args: argparse.Namespace) -> int:
@@ -186,19 +199,18 @@ def show(
         if args.json == "-":
             sys.stdout.write(text)
             return
-        try:
-            Path(args.json).write_text(text)
-        except OSError as error:
-            raise BenchFault(f"--json {args.json} cannot be written: {error.strerror}") from None
+        Path(args.json).write_text(text)
     print(
         f"{facts['cpu']}, {facts['cores']} cores, {facts['system']}, Linux {facts['kernel']}, "
         f"Python {facts['python']} ({facts['python_loop_ns']} ns an empty loop)"
     )
-    print(f"medians of {rounds} rounds of {sizes.seconds:g} s; {placement(cores)}\n")
+    print(f"medians of {rounds} rounds of {sizes.seconds:g} s; {placement(args, cores)}\n")
     print(as_table(outcome, rows, sizes, versions))
 
 
-def placement(cores: machine.Cores) -> str:
+def placement(args: argparse.Namespace, cores: machine.Cores) -> str:
+    if args.target:
+        return "the load on one core, the gateway where it was started"
     if cores.measured:
         return "each gateway alone on one core, upstream and load on another"
     return (

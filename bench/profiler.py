@@ -90,7 +90,7 @@ def record_perf(args: argparse.Namespace, gateway: Gateway) -> str:
 
 def _perf_report(data: Path, keys: str, top: int) -> str:
     text = _run("perf", "report", "--stdio", "--no-children", "-g", "none", "-i", str(data), "--sort", keys)
-    lines = [line.rstrip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    lines = [line.rstrip(" -") for line in text.splitlines() if line.strip() and not line.startswith("#")]
     return "\n".join(lines[:top])
 
 

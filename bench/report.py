@@ -22,13 +22,17 @@ def as_table(outcome: Outcome, rows: tuple[str, ...], sizes: Sizes, versions: di
     header = ["", *outcome.columns, *(f"{column}/nginx" for column in compared)]
     lines = [[*header, "ceiling"] if has_ceiling else header]
     for figure in figures_of(rows):
+        if not _has_anything(outcome, figure):
+            continue
         cells = [
             _title(figure, outcome, sizes),
             *(_cell(outcome, figure, column) for column in outcome.columns),
         ]
         cells += [_ratio(outcome, figure, column) for column in compared]
         lines.append([*cells, _ceiling(figure)] if has_ceiling else cells)
-    parts = [_aligned(lines), _versions(versions)]
+    parts = [_aligned(lines)]
+    if legend := _versions(versions):
+        parts.append(legend)
     if notes := outcome.notes() + _verdicts(outcome, rows, sizes):
         parts.append("\n".join(f"  {note}" for note in notes))
     return "\n\n".join(parts)
@@ -70,6 +74,14 @@ def _compared(outcome: Outcome) -> list[str]:
     """The columns that get a ratio."""
     others = [column for column in outcome.columns if column not in (DIRECT, "nginx")]
     return others if "nginx" in outcome.columns else []
+
+
+def _has_anything(outcome: Outcome, figure: Figure) -> bool:
+    """False for what could not be asked: processor time and memory of a process that nobody named."""
+    return bool(outcome.missing) or any(
+        outcome.is_spoiled(figure.row, column) or outcome.value(figure, column) is not None
+        for column in outcome.columns
+    )
 
 
 def _title(figure: Figure, outcome: Outcome, sizes: Sizes) -> str:

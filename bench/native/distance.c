@@ -12,7 +12,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 
-enum { TRIPS = 20000 };
+enum { TRIPS = 20000, BLOCK = 1000 }; /* the best block counts: others may use the cores too */
 
 static _Alignas(64) atomic_int word;
 
@@ -36,6 +36,15 @@ static void *answer(void *core)
     return NULL;
 }
 
+static void go_there_and_back(int from, int trips)
+{
+    for (int i = from; i < from + trips; i++) {
+        atomic_store(&word, 2 * i + 1);
+        while (atomic_load(&word) != 2 * i + 2)
+            continue;
+    }
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 3)
@@ -45,15 +54,14 @@ int main(int argc, char **argv)
     move_to(near);
     if (pthread_create(&other, NULL, answer, &far))
         die(1, "cannot start a thread");
-    uint64_t start = 0;
-    for (int i = 0; i < TRIPS; i++) {
-        atomic_store(&word, 2 * i + 1);
-        while (atomic_load(&word) != 2 * i + 2)
-            continue;
-        if (i == TRIPS / 10)
-            start = now_ns();
+    uint64_t best_ns = UINT64_MAX;
+    for (int done = 0; done < TRIPS; done += BLOCK) {
+        uint64_t start = now_ns();
+        go_there_and_back(done, BLOCK);
+        uint64_t taken = now_ns() - start;
+        best_ns = taken < best_ns ? taken : best_ns;
     }
-    printf("%.1f\n", (double)(now_ns() - start) / (TRIPS - TRIPS / 10 - 1));
+    printf("%.1f\n", (double)best_ns / BLOCK);
     pthread_join(other, NULL);
     return 0;
 }

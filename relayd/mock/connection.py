@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 import httptools
 
+from relayd.mock.drip import Drip
 from relayd.mock.ledger import Headers
 
 if TYPE_CHECKING:
@@ -255,58 +256,3 @@ def linger_none(transport: asyncio.BaseTransport) -> None:
         return
     with socket.socket(fileno=os.dup(fd)) as twin:
         twin.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-
-
-class Drip:
-    """Bytes that leave a few at a time."""
-
-    BEAT_S = 0.02
-
-    def __init__(self, connection: Connection, bytes_per_s: float) -> None:
-        self._connection = connection
-        self._beat_s = max(self.BEAT_S, 1 / bytes_per_s)
-        self._size = max(1, round(bytes_per_s * self._beat_s))
-        self._buffer = bytearray()
-        self._timer: asyncio.TimerHandle | None = None
-        self._then: object = None
-
-    @property
-    def is_full(self) -> bool:
-        return len(self._buffer) > WRITE_HIGH_BYTES
-
-    def add(self, data: bytes) -> None:
-        self._buffer += data
-        if self._timer is None:
-            self._beat()
-
-    def when_empty(self, then: object) -> None:
-        """Call `then` when all is sent."""
-        self._then = then
-        if self._timer is None:
-            self._finish()
-
-    def stop(self) -> None:
-        """Send nothing more."""
-        if self._timer:
-            self._timer.cancel()
-        self._timer = self._then = None
-        self._buffer.clear()
-
-    def _beat(self) -> None:
-        self._timer = None
-        if not self._buffer:
-            self._finish()
-            return
-        connection = self._connection
-        if not connection.paused:
-            was_full = self.is_full
-            connection.transport.write(bytes(self._buffer[: self._size]))
-            del self._buffer[: self._size]
-            if was_full and not self.is_full and connection.exchange:
-                connection.exchange.resume()
-        self._timer = connection.server.loop.call_later(self._beat_s, self._beat)
-
-    def _finish(self) -> None:
-        then, self._then = self._then, None
-        if callable(then):
-            then()

@@ -18,11 +18,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from email.utils import formatdate
-from typing import Any
 
-import orjson
-
-from relayd.mock import asks, errors, exposition, faults, ledger, replies
+from relayd.mock import asks, errors, faults, ledger, replies, routes
 from relayd.mock.asks import Ask, Refusal
 from relayd.mock.chat import BY_ENGINE as CHAT_WRITERS
 from relayd.mock.completions import Completion
@@ -77,7 +74,7 @@ class MockServer:
         self._streams: set[Exchange] = set()
         self._connections: set[Connection] = set()
         self._connection_number = 0
-        self._kept: OrderedDict[str, Json] = OrderedDict()
+        self.kept: OrderedDict[str, Json] = OrderedDict()
         self._common = b""
         self._common_second = 0
         self._request_prefix = "req_" if settings.engine in ("openai", "anthropic") else ""
@@ -87,7 +84,7 @@ class MockServer:
         self._timer_due = 0.0
         self._ping_timer: asyncio.TimerHandle | None = None
         self._pumping = self._pump_again = False
-        self._started_at = int(time.time())
+        self.started_at = int(time.time())
         self._server: asyncio.Server | None = None
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # known from start() on
 
@@ -166,7 +163,7 @@ class MockServer:
         connection.exchange = exchange
         path = request.path
         if path.startswith("/mock/"):
-            self._own_route(exchange)
+            routes.own(self, exchange)
             return
         self.stats.count_path(path)
         is_inference = path in _GENERATING and request.method == b"POST"
@@ -195,10 +192,10 @@ class MockServer:
         request = exchange.request
         try:
             if generate := _GENERATING.get(request.path):
-                _must_be(request, b"POST")
+                routes.must_be(request, b"POST")
                 generate(self, exchange)
             else:
-                self._plain_route(exchange)
+                routes.plain(self, exchange)
         except Refusal as refusal:
             exchange.refuse(refusal)
 
@@ -216,9 +213,9 @@ class MockServer:
     def keep(self, body: Json) -> None:
         """Remember an answer of /v1/responses."""
         if body.get("object") == "response" and body["store"]:
-            self._kept[body["id"]] = body
-            if len(self._kept) > KEPT_RESPONSES:
-                self._kept.popitem(last=False)
+            self.kept[body["id"]] = body
+            if len(self.kept) > KEPT_RESPONSES:
+                self.kept.popitem(last=False)
 
     def common_headers(self) -> bytes:
         """Return the headers that all answers of this second share."""
@@ -248,7 +245,7 @@ class MockServer:
         What changes comes first, since some engines' ids have room for fewer.
         """
         self._keys += 1
-        return f"{self._keys * 2654435761 % 2**32:08x}{self._key_tail}"
+        return f"{self._keys:08x}{self._key_tail}"
 
     # --- generation
 
@@ -263,7 +260,7 @@ class MockServer:
     def _responses(self, exchange: Exchange) -> None:
         ask = asks.decode(asks.responses, exchange.request.body)
         previous = ask.body.previous_response_id
-        if previous and previous not in self._kept:
+        if previous and previous not in self.kept:
             message = f"Previous response with id '{previous}' not found."
             raise Refusal(
                 404 if self.settings.engine == "vllm" else 400, message, param="previous_response_id"
@@ -279,13 +276,13 @@ class MockServer:
 
     def _count_tokens(self, exchange: Exchange) -> None:
         ask = asks.decode(asks.count, exchange.request.body)
-        self._model(ask.model)
+        self.model(ask.model)
         exchange.send_json({"input_tokens": ask.prompt_tokens})
 
     def _generate(
         self, exchange: Exchange, ask: Ask, writer_type: type[Writer], *, generates: bool = True
     ) -> None:
-        model = self._model(ask.model)
+        model = self.model(ask.model)
         prompt_tokens = ask.prompt_tokens
         room = self.settings.max_model_len - prompt_tokens
         if room < 1:
@@ -314,7 +311,8 @@ class MockServer:
         exchange.accepted(writer, sequence)
         self._pump()
 
-    def _model(self, name: str | None) -> str:
+    def model(self, name: str | None) -> str:
+        """Return the model that answers to `name`.  Raises Refusal."""
         models = self.settings.models
         if name is None:
             if self.settings.engine in ("openai", "anthropic"):
@@ -336,12 +334,14 @@ class MockServer:
         if self._pumping:
             return  # whoever is at it goes on
         self._pumping = True
-        while self._pump_again:
-            self._pump_again = False
-            for sequence, count in self.simulation.advance(self.loop.time()):
-                if sequence.owner:
-                    sequence.owner.tokens_written(count)
-        self._pumping = False
+        try:
+            while self._pump_again:
+                self._pump_again = False
+                for sequence, count in self.simulation.advance(self.loop.time()):
+                    if sequence.owner:
+                        sequence.owner.tokens_written(count)
+        finally:
+            self._pumping = False
         self._schedule()
 
     def _schedule(self) -> None:
@@ -368,72 +368,6 @@ class MockServer:
             exchange.ping()
         self._ping_timer = self.loop.call_later(self.settings.ping_s, self._ping)
 
-    # --- routes that take no time
-
-    def _plain_route(self, exchange: Exchange) -> None:
-        path = exchange.request.path
-        if path == "/health":
-            _must_be(exchange.request, b"GET")
-            exchange.send(200, b"", "text/plain")
-        elif path == "/metrics":
-            page = exposition.render(self.simulation, self.settings.engine, self.settings.models[0])
-            exchange.send(200, page, exposition.CONTENT_TYPE)
-        elif path == "/v1/models":
-            _must_be(exchange.request, b"GET")
-            exchange.send_json(self._model_list())
-        elif path.startswith("/v1/models/"):
-            exchange.send_json(self._model_card(self._model(path.removeprefix("/v1/models/"))))
-        elif path.startswith("/v1/responses/"):
-            self._kept_response(exchange, path.removeprefix("/v1/responses/"))
-        else:
-            exchange.send(404, b'{"detail":"Not Found"}')
-
-    def _kept_response(self, exchange: Exchange, identity: str) -> None:
-        if identity not in self._kept:
-            raise Refusal(404, f"Response with id '{identity}' not found.", param="response_id")
-        exchange.send_json(self._kept[identity])
-
-    def _model_list(self) -> Json:
-        cards = [self._model_card(name) for name in self.settings.models]
-        if self.settings.engine != "anthropic":
-            return {"object": "list", "data": cards}
-        return {"data": cards, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
-
-    def _model_card(self, name: str) -> Json:
-        engine = self.settings.engine
-        if engine == "anthropic":
-            since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._started_at))
-            return {"type": "model", "id": name, "display_name": name, "created_at": since}
-        card: Json = {"id": name, "object": "model", "created": self._started_at, "owned_by": engine}
-        if engine != "openai":
-            card |= {"root": name, "parent": None, "max_model_len": self.settings.max_model_len}
-        return card
-
-    # --- the mock's own routes
-
-    def _own_route(self, exchange: Exchange) -> None:
-        request = exchange.request
-        if request.path == "/mock/stats":
-            exchange.send_json(self.stats.as_json(with_headers=b"headers" in request.query))
-        elif request.path == "/mock/reset" and request.method == b"POST":
-            self.stats.reset()
-            exchange.send_json({"reset": True})
-        elif request.path == "/mock/faults" and request.method in (b"POST", b"PUT"):
-            self._set_faults(exchange)
-        else:
-            exchange.send(404, b'{"detail":"try GET /mock/stats, POST /mock/reset, POST /mock/faults"}')
-
-    def _set_faults(self, exchange: Exchange) -> None:
-        try:
-            wanted: Any = orjson.loads(exchange.request.body or b"[]")
-            if not isinstance(wanted, list) or not all(isinstance(text, str) for text in wanted):
-                raise faults.BadFault('the body must be a list, as in ["status=503@0.1"]')
-            self.chances = [faults.parse_flag(text) for text in wanted]
-        except (orjson.JSONDecodeError, faults.BadFault) as error:
-            exchange.send(400, orjson.dumps({"detail": str(error)}))
-            return
-        exchange.send_json({"faults": wanted})
-
 
 _GENERATING: dict[str, Callable[[MockServer, Exchange], None]] = {
     "/v1/chat/completions": MockServer._chat,
@@ -452,11 +386,6 @@ def _simulation(settings: Settings) -> Simulation:
     if settings.ttft_s is None and settings.itl_s is None:
         return BatchSimulation(profile, settings.max_num_seqs)
     return PacedSimulation(profile, settings.max_num_seqs, ttft_s=settings.ttft_s, itl_s=settings.itl_s)
-
-
-def _must_be(request: Request, method: bytes) -> None:
-    if request.method != method:
-        raise Refusal(405, "Method Not Allowed")
 
 
 def _too_long(limit: int, wanted: int) -> Refusal:

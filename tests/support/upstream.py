@@ -6,7 +6,8 @@ A script is a list of operations, in the words of the wire cases (`tests/conform
     chunk, chunk_b64     one HTTP chunk                  sleep        seconds
     chunk_parts          one chunk of [text, times]...   fin, rst     close, reset
     repeat, gap          times, seconds in between       await_close  wait for the peer to leave
-    read                 "head": start before the body has been read; "body": read it now
+    read                 "head": start before the body has been read; "body": read it now;
+                         "nothing": let what the peer sends pile up, and do nothing else
     gate                 a Gate: wait until the test opens it
 
 The request's body is read before the script starts unless the first operation is `read: head`.
@@ -45,7 +46,8 @@ from tests.support.backstage import BACKSTAGE
 Operation = dict[str, Any]
 Script = Sequence[Operation]
 
-STREAM_LIMIT = 1 << 24
+STREAM_LIMIT = 1 << 17  # longer heads than that are nobody's
+PAUSE_LIMIT_S = 60.0
 PROBE = re.compile(rb"GET /(health|healthz|ready|v1/models|metrics|server_info|get_server_info)[ ?]")
 
 
@@ -130,6 +132,7 @@ class Request:
     head: bytes
     connection: Connection
     at: float
+    ordinal: int  # which request of its connection it is, from 1
     body: bytearray = field(default_factory=bytearray)
     is_whole: bool = False
 
@@ -342,8 +345,8 @@ class _Serving:
     async def _serve_one(self) -> bool:
         """Serve one request; return whether the connection is still open."""
         data = await self.reader.readuntil(b"\r\n\r\n")
-        self.request = request = Request(data, self.connection, time.monotonic())
         self.connection.requests += 1
+        self.request = request = Request(data, self.connection, time.monotonic(), self.connection.requests)
         script = self.upstream.answer_to(request)
         if not (script and script[0].get("read") == "head"):
             await self._read_body()
@@ -364,6 +367,9 @@ class _Serving:
             await operation["gate"].opened.wait()
         elif operation.get("read") == "body":
             await self._read_body()
+        elif operation.get("read") == "nothing":
+            self.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await asyncio.sleep(PAUSE_LIMIT_S)
         elif "await_close" in operation:
             await self._await_close(operation["await_close"])
             return False
@@ -377,8 +383,11 @@ class _Serving:
         return True
 
     async def _await_close(self, seconds: float) -> None:
+        """Wait until the peer has left; what it still sends meanwhile means nothing."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.reader.read(1), seconds)
+            async with asyncio.timeout(seconds):
+                while await self.reader.read(1 << 16):
+                    pass
 
     async def _read_body(self) -> None:
         assert self.request is not None

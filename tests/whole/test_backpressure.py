@@ -16,7 +16,7 @@ from tests.support import procs
 from tests.support.dialects import OPENAI
 from tests.support.upstream import Script, chunk, head, reply, send, silence, stream_head
 from tests.support.waiting import eventually, settled
-from tests.support.wire import COMPLETE, RESET, SILENT, Client, request
+from tests.support.wire import CLOSED, COMPLETE, RESET, SILENT, Client, request
 from tests.whole.conftest import Relay, question
 
 MIB = 1 << 20
@@ -128,7 +128,7 @@ def test_a_client_that_takes_nothing_is_let_go(start: Callable[..., Relay]) -> N
     closed_at = eventually(lambda: connection.closed_at, 6, "the worker sees the close")
     assert closed_at - relay.upstream.requests[0].at < 4
     relay.gateway.wait_idle()
-    assert client.wait_closed() == RESET
+    assert client.wait_closed() in (CLOSED, RESET)
 
 
 def test_a_client_that_takes_a_little_is_kept(start: Callable[..., Relay]) -> None:
@@ -161,7 +161,7 @@ def _send_until_held_back(client: Client, data: bytes, at_most: int) -> int:
 
 def test_an_upload_to_a_worker_that_does_not_read_is_held_back(start: Callable[..., Relay]) -> None:
     relay = start(1, {"max_body": "512MiB"})
-    relay.upstream.play([{"read": "head"}, silence()])
+    relay.upstream.play([{"read": "head"}, {"read": "nothing"}])
     before = procs.resident_kib(relay.gateway.pid)
     client = relay.connect(wait_s=1.0)
     client.send(request("POST", "/upload", ("Content-Length", str(256 * MIB))))
@@ -203,7 +203,7 @@ def test_a_pipelining_client_is_not_read_without_end(relay: Relay) -> None:
     assert taken < 64 * MIB
     assert grown < 16 * 1024
     client.reset()
-    relay.gateway.wait_idle()
+    relay.gateway.wait_idle(10)
 
 
 def test_a_silent_stall_is_not_an_end(relay: Relay) -> None:

@@ -95,7 +95,7 @@ def small(start: Callable[..., Relay]) -> Relay:
 def _is_too_large(answer: Answer, relay: Relay) -> None:
     assert answer.status == 413, answer
     assert set(answer.json()["error"]) >= {"message", "type", "param", "code"}
-    assert "64" in answer.json()["error"]["message"]
+    assert "65536" in answer.json()["error"]["message"], "the limit is named"
     assert not relay.upstream.requests
 
 
