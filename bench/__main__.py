@@ -86,7 +86,7 @@ def bench_arguments() -> argparse.ArgumentParser:
     parser.add_argument("--connections", type=int, metavar="N", help=f"in the cpu row ({Sizes.connections})")
     parser.add_argument("--streams", type=int, metavar="N", help=f"in the streams row ({Sizes.streams})")
     parser.add_argument("--held", type=int, metavar="N", help=f"in the memory and idle rows ({Sizes.held})")
-    parser.add_argument("--quick", action="store_true", help="a rough answer in half a minute")
+    parser.add_argument("--quick", action="store_true", help="a rough answer, in one or two minutes")
     parser.add_argument(
         "--sdk-headers", action="store_true", help="send all 17 headers of the SDK, not the nine"
     )

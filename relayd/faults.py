@@ -130,6 +130,10 @@ LEG_OUTCOMES = {
 }
 
 
+# The same rows by number: a leg's end is looked up for every request.
+LEG_ROWS = tuple(LEG_OUTCOMES.get(outcome, LEG_OUTCOMES[LegOutcome.LEG_CANCELLED]) for outcome in LegOutcome)
+
+
 def fault(
     code: str,
     detail: str = "",

@@ -25,11 +25,11 @@ from relayd.config import SettingError, Settings, split_address
 from relayd.front.door import House
 from relayd.phases.account import Books
 from relayd.phases.driver import Driver
-from relayd.records import Worker
+from relayd.records import Fleet, Worker
 from relayd.registry import plugin
 from relayd.telemetry.access_log import AccessLog
 from relayd.telemetry.metrics import Metrics
-from relayd.upstream.breakers import Rests
+from relayd.upstream.breakers import is_resting
 from relayd.upstream.dial import Dialer, Endpoint, tls_context
 from relayd.upstream.discovery import Discovery
 
@@ -85,19 +85,19 @@ class Gateway:
         set_via(self.pseudonym)
         self.sweeper = Sweeper(loop)
         self._make_workers()
-        rests = Rests(self.settings.resilience.breaker)
-        self.metrics = Metrics(self.workers, lambda worker: not rests.is_resting(worker, now_ns()))
+        self.fleet = Fleet(self.workers)
+        self.metrics = Metrics(self.workers, lambda worker: not is_resting(worker, now_ns()))
         self.access_log = AccessLog(on_drop=self._log_dropped) if self.settings.access_log else None
-        self.books = Books(self.metrics, self.workers, self.access_log, self.pseudonym)
-        self.discovery = Discovery(self.tls, log.warning)
+        self.books = Books(self.metrics, self.fleet, self.access_log, self.pseudonym)
+        self.discovery = Discovery(self.fleet, self.tls, log.warning)
         self.driver = Driver(
-            self.settings, self.workers, self.policy, self.sweeper, self.books, self.discovery
+            self.settings, self.fleet, self.policy, self.sweeper, self.books, self.discovery
         )
         self.house = House(self.driver, self.settings)
         await self._listen(loop)
         await self._listen_admin()
         self.house.start_sweeping()
-        await self.discovery.ask_all(self.workers)
+        await self.discovery.ask_all()
 
     def _make_workers(self) -> None:
         connect_s = self.settings.resilience.timeouts.connect
@@ -132,10 +132,10 @@ class Gateway:
         self.admin_address = shown(self._admin.addresses[0])
 
     def _checks(self) -> list[tuple[str, bool]]:
-        rests, now = self.driver.rests, now_ns()
+        now = now_ns()
         return [
             ("accepting", not self.draining),
-            ("workers", any(not rests.is_resting(worker, now) for worker in self.workers)),
+            ("workers", any(not is_resting(worker, now) for worker in self.workers)),
         ]
 
     async def drain(self) -> None:

@@ -72,3 +72,10 @@ cdef class ResponseHead:
 
 
 cpdef ResponseHead read_response_head(list headers)
+
+# True if bytes follow the first head in `data`, and that head may be the last one: it closes the
+# connection, or leaves HTTP.
+cpdef bint has_more_behind_its_head(bytes data)
+
+# Random lower-case hexadecimal digits, 16 a word.
+cpdef bytes random_hex(int words)

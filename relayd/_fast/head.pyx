@@ -16,7 +16,14 @@ Called once per request and once per answer, on the loop's thread; 2-3 us for a 
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport uint64_t
+from libc.string cimport memchr, memcpy
+
+import os
+
+cdef extern from "<string.h>" nogil:
+    void* memmem(const void* haystack, size_t haystack_size, const void* needle, size_t needle_size)
 
 # What to do with a field, by its name.
 cdef enum Action:
@@ -117,6 +124,36 @@ def set_via(bytes pseudonym):
     own_via = pseudonym
 
 
+# --- names for requests -----------------------------------------------------------------------------
+
+# SplitMix64 (Steele, Lea, Flood 2014), seeded by the system: ids need to be distinct, not secret.
+cdef uint64_t id_state = int.from_bytes(os.urandom(8), "little")
+
+
+cdef uint64_t next_random() noexcept nogil:
+    global id_state
+    cdef uint64_t z
+    id_state += <uint64_t> 0x9E3779B97F4A7C15
+    z = id_state
+    z = (z ^ (z >> 30)) * <uint64_t> 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * <uint64_t> 0x94D049BB133111EB
+    return z ^ (z >> 31)
+
+
+cpdef bytes random_hex(int words):
+    """Return `words` times 16 random lower-case hexadecimal digits."""
+    cdef bytes text = PyBytes_FromStringAndSize(NULL, words * 16)
+    cdef char* out = PyBytes_AS_STRING(text)
+    cdef uint64_t value
+    cdef int i, j
+    for i in range(words):
+        value = next_random()
+        for j in range(16):
+            out[i * 16 + j] = b"0123456789abcdef"[value & 15]
+            value >>= 4
+    return text
+
+
 # --- bytes ------------------------------------------------------------------------------------------
 
 # RFC 9110 5.6.2: the characters of a token.
@@ -126,6 +163,19 @@ cdef bint[256] IS_HOST
 for _c in range(256):
     IS_TOKEN[_c] = chr(_c).isalnum() and _c < 128 or chr(_c) in "!#$%&'*+-.^_`|~"
     IS_HOST[_c] = chr(_c).isalnum() and _c < 128 or chr(_c) in "-._~%"
+
+
+cdef bytes field_line(bytes name, bytes value):
+    """Return "name: value\\r\\n"."""
+    cdef Py_ssize_t name_size = PyBytes_GET_SIZE(name), value_size = PyBytes_GET_SIZE(value)
+    cdef bytes line = PyBytes_FromStringAndSize(NULL, name_size + value_size + 4)
+    cdef char* out = PyBytes_AS_STRING(line)
+    memcpy(out, PyBytes_AS_STRING(name), name_size)
+    out += name_size
+    memcpy(out, b": ", 2)
+    memcpy(out + 2, PyBytes_AS_STRING(value), value_size)
+    memcpy(out + 2 + value_size, b"\r\n", 2)
+    return line
 
 
 cdef bint is_token(bytes name) noexcept:
@@ -205,7 +255,9 @@ cdef bint is_path(bytes target) noexcept:
 cdef bint climbs(bytes path):
     """True if a segment is "..", however its dots and slashes are written."""
     cdef bytes plain
-    if b".." not in path and b"%2" not in path:
+    cdef const char* text = PyBytes_AS_STRING(path)
+    cdef size_t size = PyBytes_GET_SIZE(path)
+    if memmem(text, size, b"..", 2) is NULL and memmem(text, size, b"%2", 2) is NULL:
         return False
     plain = path.lower().replace(b"%2e", b".").replace(b"%2f", b"/").replace(b"%5c", b"/")
     return b".." in plain.replace(b"\\", b"/").split(b"/")
@@ -300,7 +352,8 @@ cdef class RequestHead:
     cdef int _read_target(self, bytes target) except -1:
         cdef bytes rest, authority
         cdef Py_ssize_t at
-        if target[:7].lower() == b"http://":        # absolute-form: RFC 9112 3.2.2
+        cdef const char* question
+        if not target.startswith(b"/") and target[:7].lower() == b"http://":    # RFC 9112 3.2.2
             rest = target[7:]
             at = rest.find(b"/")
             authority = rest if at < 0 else rest[:at]
@@ -309,8 +362,11 @@ cdef class RequestHead:
             target = b"/" if at < 0 else rest[at:]
         if not is_path(target):
             return HEAD_BAD_TARGET
-        at = target.find(b"?")
-        self.path = target if at < 0 else target[:at]
+        question = <const char*> memchr(PyBytes_AS_STRING(target), b'?', PyBytes_GET_SIZE(target))
+        if question is NULL:
+            self.path = target
+        else:
+            self.path = target[:question - PyBytes_AS_STRING(target)]
         self.target = target
         return HEAD_BAD_TARGET if climbs(self.path) else HEAD_OK
 
@@ -330,15 +386,15 @@ cdef class RequestHead:
                 self.bad_name = name
                 return HEAD_BAD_VALUE
             if action == PASS:
-                lines.append(b"%b: %b\r\n" % (name, value))
+                lines.append(field_line(name, value))
                 continue
             if action == CONNECTION:
                 named = named_by(value) if named is None else named | named_by(value)
                 continue
             if action == AUTHORIZATION or action == API_KEY:
-                credentials.append(b"%b: %b\r\n" % (name, value))
+                credentials.append(field_line(name, value))
             elif action in (CONTENT_TYPE, CONTENT_ENCODING, VIA, ANTHROPIC):
-                lines.append(b"%b: %b\r\n" % (name, value))
+                lines.append(field_line(name, value))
             fault = self._note(action, value)
             if fault != HEAD_OK:
                 self.bad_name = name
@@ -425,6 +481,19 @@ cdef class RequestHead:
         return b"".join(parts)
 
 
+cpdef bint has_more_behind_its_head(bytes data):
+    """True if bytes follow the first head in `data`, and that head may be the last one."""
+    cdef const char* text = PyBytes_AS_STRING(data)
+    cdef size_t size = PyBytes_GET_SIZE(data)
+    cdef const char* blank = <const char*> memmem(text, size, b"\r\n\r\n", 4)
+    if blank is NULL or blank + 4 == text + size:
+        return False
+    size = blank - text
+    return (memmem(text, size, b"close", 5) is not NULL
+            or memmem(text, size, b"HTTP/1.0", 8) is not NULL
+            or memmem(text, size, b"pgrade", 6) is not NULL)
+
+
 # --- answers ----------------------------------------------------------------------------------------
 
 @cython.final
@@ -455,7 +524,7 @@ cdef bint read_answer(ResponseHead head, list headers) except -1:
         if not is_clean(value):
             return False
         if action == PASS:
-            lines.append(b"%b: %b\r\n" % (name, value))
+            lines.append(field_line(name, value))
         elif action == CONNECTION:
             named = named_by(value) if named is None else named | named_by(value)
         elif action == CONTENT_LENGTH:
@@ -469,7 +538,7 @@ cdef bint read_answer(ResponseHead head, list headers) except -1:
                 return False            # a coding that nobody here undoes would corrupt the body
             head.chunked = True
         elif action != DROP:
-            lines.append(b"%b: %b\r\n" % (name, value))
+            lines.append(field_line(name, value))
             note_answer(head, action, value)
     if named:
         lines = without_named(lines, named)

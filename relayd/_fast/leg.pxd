@@ -158,6 +158,17 @@ cdef class Limits:
     cdef readonly int64_t total
 
 
+# What is the same for every leg of a route.
+cdef class Terms:
+    cdef Limits limits
+    cdef Sweeper sweeper
+    cdef int terminator                 # how a stream says that it is complete
+    cdef bint timing                    # add server-timing to answers
+    cdef bint plain_id                  # tell the request id under Anthropic's name too
+    cdef int64_t keepalive_ns           # silence after which a waiting client is told; 0 never
+    cdef bytes keepalive                # what it is told
+
+
 cdef class Leg(Source):
     cdef readonly Pool pool
     cdef readonly Sink sink
@@ -167,7 +178,6 @@ cdef class Leg(Source):
     cdef bytes head                     # of the request, ready to write
     cdef bytes lines                    # head lines that relayd adds to the answer
     cdef bytes request_id               # told to the client where the worker told no id of its own
-    cdef bint plain_id                  # ... under Anthropic's name too
     cdef readonly object exchange       # the owner's; not looked into
     cdef readonly int state             # a LegState
     cdef readonly int outcome           # a LegOutcome
@@ -180,13 +190,11 @@ cdef class Leg(Source):
     cdef readonly bint stale_retry      # ... and had died, so a fresh one was taken
     cdef readonly bint late             # relayd's own keep-alive already started the answer
     cdef readonly bint error_passed     # an error event was passed on
-    cdef readonly bint timing           # adds server-timing
     cdef bint head_request
     cdef bint paused                    # the sink cannot take more
     cdef bint strip_usage               # remove the usage event that nobody asked for
     cdef bint failing                   # the status is one that another worker might not give
     cdef bint asked                     # try_elsewhere has been asked
-    cdef int terminator
     cdef EventScan scan
     cdef UsageScan usage
     cdef object decoder                 # of a compressed answer's copy, or None
@@ -205,11 +213,10 @@ cdef class Leg(Source):
     cdef int64_t moved_ns               # the last byte in either direction on the connection
     cdef int64_t wrote_ns               # the last time something went to the client
     # How long.
-    cdef Limits limits
-    cdef Sweeper sweeper
+    cdef Terms terms
+    cdef Limits limits                  # the terms'
     cdef int64_t deadline_ns            # of the whole exchange
-    cdef int64_t keepalive_ns           # silence after which a waiting client is told; 0 never
-    cdef bytes keepalive                # what it is told
+    cdef int64_t keepalive_ns           # of the terms, if this client waits for a stream
 
     cdef int connected(self, Connection connection) except -1
     cdef int connect_failed(self, int outcome, str reason) except -1

@@ -26,6 +26,7 @@ Owner: a Leg belongs to its exchange's driver; a Connection to its Pool, and len
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t
+from libc.stdio cimport snprintf
 
 from relayd._fast.head cimport ResponseHead, read_response_head
 from relayd._fast.sink cimport (
@@ -93,6 +94,23 @@ cdef class Limits:
         self.idle = idle
         self.write = write
         self.total = total
+
+
+@cython.final
+cdef class Terms:
+    """What is the same for every leg of a route: see leg.pxd."""
+
+    def __init__(
+        self, Limits limits, Sweeper sweeper, int terminator, bint timing, bint plain_id,
+        int64_t keepalive_ns, bytes keepalive,
+    ):
+        self.limits = limits
+        self.sweeper = sweeper
+        self.terminator = terminator
+        self.timing = timing
+        self.plain_id = plain_id
+        self.keepalive_ns = keepalive_ns
+        self.keepalive = keepalive
 
 
 # --- the body of a request ----------------------------------------------------------------------------
@@ -541,13 +559,14 @@ cdef str looks_like_tls(object data, bint head_done):
 cdef class Leg(Source):
     """One attempt at getting an answer from one worker.
 
-    `head` and `body` are the request as the worker gets it; `lines` are the head lines that relayd adds
-    to the answer.  `owner` is asked and told (see leg.pxd) and `exchange` is for it alone.
+    `head` and `body` are the request as the worker gets it; `lines` are head lines that relayd adds to the
+    answer, and `request_id` is told where the worker tells none.  `owner` is asked and told (see leg.pxd)
+    and `exchange` is for it alone.
     """
 
     def __init__(
         self, Pool pool, Sink sink, object owner, object exchange, bytes head, RequestBody body,
-        bytes lines, bytes request_id, bint plain_id, Limits limits, Sweeper sweeper,
+        Terms terms, bytes lines, bytes request_id,
     ):
         self.pool = pool
         self.sink = sink
@@ -555,40 +574,35 @@ cdef class Leg(Source):
         self.exchange = exchange
         self.head = head
         self.body = body
+        self.terms = terms
+        self.limits = terms.limits
         self.lines = lines
         self.request_id = request_id
-        self.plain_id = plain_id
-        self.limits = limits
-        self.sweeper = sweeper
 
     def expect(
-        self, int terminator, bint head_request, bint strip_usage, bint timing,
-        int64_t prompt_tokens, int64_t output_tokens, int64_t arrived_ns, int64_t deadline_ns,
-        int64_t keepalive_ns, bytes keepalive,
+        self, bint head_request, bint strip_usage, bint may_wait, int64_t prompt_tokens,
+        int64_t output_tokens, int64_t arrived_ns, int64_t deadline_ns,
     ):
         """Say what kind of answer this is to be.  Called once, before begin().
 
-        `terminator` is a Terminator; `strip_usage` removes the usage event that relayd asked for on
-        the client's behalf; `arrived_ns` is when the request could be decided on; `keepalive` is sent
-        to a client that has waited `keepalive_ns` for an event (0: never).
+        `strip_usage` removes the usage event that relayd asked for on the client's behalf; `may_wait` says
+        that the client is one that keep-alives are for; `arrived_ns` is when the request could be decided
+        on; `deadline_ns` ends the whole exchange (0: never).
         """
-        self.terminator = terminator
         self.head_request = head_request
         self.strip_usage = strip_usage
-        self.timing = timing
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.arrived_ns = arrived_ns
         self.deadline_ns = deadline_ns
-        self.keepalive_ns = keepalive_ns
-        self.keepalive = keepalive
+        self.keepalive_ns = self.terms.keepalive_ns if may_wait else 0
 
     def begin(self):
         """Ask for a connection and go.  The owner hears of the end, maybe before this returns."""
         global pick_counter
         cdef Pool pool = self.pool
         RELAYD_CHECK(self.state == LEG_NEW)
-        scan_reset(&self.scan, self.terminator)
+        scan_reset(&self.scan, self.terms.terminator)
         usage_reset(&self.usage)
         self.begun_ns = self.moved_ns = self.wrote_ns = monotonic_ns()
         pick_counter += 1
@@ -598,7 +612,7 @@ cdef class Leg(Source):
         pool.output_tokens += self.output_tokens
         self.late = self.sink.state != SINK_NEW
         self.sink.attach(self)
-        self.sweeper.add(self)
+        self.terms.sweeper.add(self)
         pool.want(self)
 
     def cancel(self):
@@ -884,17 +898,21 @@ cdef class Leg(Source):
         cdef bytes lines = self.response.block + self.lines + self.id_lines()
         if self.streaming and not self.response.accel_buffering:
             lines += b"X-Accel-Buffering: no\r\n"
-        if self.timing:
-            lines += b"Server-Timing: relayd;dur=%.2f, upstream;dur=%.2f\r\n" % (
+        cdef char[96] timing
+        cdef int size
+        if self.terms.timing:
+            size = snprintf(
+                timing, sizeof(timing), b"Server-Timing: relayd;dur=%.2f, upstream;dur=%.2f\r\n",
                 (self.begun_ns - self.arrived_ns) / 1e6, (self.head_ns - self.begun_ns) / 1e6)
+            lines += timing[:size]
         return lines
 
     cdef bytes id_lines(self):
         """Return the request id under the names that the worker did not use itself."""
         cdef bytes lines = b""
         if self.response is None or self.response.request_id is None:
-            lines = b"X-Request-Id: %b\r\n" % self.request_id
-        if self.plain_id and (self.response is None or not self.response.has_plain_id):
+            lines = b"X-Request-Id: " + self.request_id + b"\r\n"
+        if self.terms.plain_id and (self.response is None or not self.response.has_plain_id):
             lines += b"Request-Id: %b\r\n" % self.request_id
         return lines
 
@@ -902,7 +920,7 @@ cdef class Leg(Source):
 
     cdef int read_end(self) except -1:
         """The worker has said all it will say."""
-        if self.streaming and self.terminator != TERMINATOR_NONE and self.can_read():
+        if self.streaming and self.terms.terminator != TERMINATOR_NONE and self.can_read():
             if not self.scan.terminated and not self.scan.errored:
                 return self.fail(LEG_CUT, "ended the stream without its terminator")
         if self.state == LEG_HOLDING and self.streaming:
@@ -953,7 +971,7 @@ cdef class Leg(Source):
         if self.state == LEG_NEW:
             return 0
         self.ended_ns = monotonic_ns()
-        self.sweeper.remove(self)
+        self.terms.sweeper.remove(self)
         self.sink.detach()
         self.connection = None
         pool.in_flight -= 1
@@ -1022,7 +1040,7 @@ cdef class Leg(Source):
             self.sink.start(200, b"Content-Type: text/event-stream\r\nCache-Control: no-cache\r\n"
                             b"X-Accel-Buffering: no\r\n" + self.lines + self.id_lines(), LENGTH_UNKNOWN)
         self.wrote_ns = now
-        self.sink.write(self.keepalive)
+        self.sink.write(self.terms.keepalive)
         return 0
 
 

@@ -28,16 +28,17 @@ from aiohttp.streams import StreamReader
 from aiohttp.tcp_helpers import tcp_keepalive
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
-from relayd._fast.head import RequestHead
+from relayd._fast.head import RequestHead, has_more_behind_its_head
 from relayd._fast.leg import RequestBody, now_ns
 from relayd._fast.sink import HttpSink, SinkState
 from relayd.config import Settings
 from relayd.faults import Fault, fault
 from relayd.phases.driver import Driver
 from relayd.phases.routes import route_for
-from relayd.records import Exchange
+from relayd.records import Client, Exchange
 
 IDLE, HEAD, EXCHANGE, CLOSING = range(4)
+SINK_NEW, SINK_ABORTED = int(SinkState.SINK_NEW), int(SinkState.SINK_ABORTED)
 
 WRITE_HIGH = 64 << 10  # bytes waiting for a client before its worker is paused
 WRITE_LOW = 16 << 10
@@ -91,7 +92,7 @@ class Door(RequestHandler):
         self.advancing = False
         self.pumping = False
         self.served = 0
-        self.client = ""
+        self.client = Client("")
 
     # -- the transport's callbacks
 
@@ -102,7 +103,7 @@ class Door(RequestHandler):
         tcp_keepalive(transport)  # type: ignore[arg-type]
         transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)  # type: ignore[attr-defined]
         peer = transport.get_extra_info("peername")
-        self.client = peer[0] if isinstance(peer, tuple) else "unix"
+        self.client = Client(peer[0] if isinstance(peer, tuple) else "unix")
         self.since_s = self._loop.time()
         self.front.doors.add(self)
         limit = self.front.settings.front.max_connections
@@ -181,6 +182,11 @@ class Door(RequestHandler):
             self.wire_bytes += len(data)
             self.since_s = self._loop.time()
 
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Go on reading; aiohttp asks for it after every body, paused or not."""
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
     def pause_writing(self) -> None:
         """The client does not keep up: stop what fills the sink."""
         super().pause_writing()
@@ -253,8 +259,10 @@ class Door(RequestHandler):
             self.sink.pause()
         empty = payload.is_eof() and not head.chunked and head.content_length <= 0
         declared = -2 if empty and head.content_length < 0 else -1 if head.chunked else head.content_length
-        body = RequestBody(declared, self._keep(head))
-        exchange = Exchange(self, head, self.sink, body, self.client, now)
+        route = route_for(head.method, head.path, head.anthropic)
+        gathered = route.body == "json"
+        body = RequestBody(declared, self.front.settings.max_body if gathered else KEEP_FOR_RETRY)
+        exchange = Exchange(self, head, self.sink, body, self.client, route, now, now)
         self.state = EXCHANGE
         # What the body's framing may be counted from: this read, if it began with this head.
         self.wire_bytes = self.head_bytes - head_size if head_size and not self._messages else 0
@@ -269,11 +277,6 @@ class Door(RequestHandler):
                 self._take_arrived(exchange)
         self.driver.begin(exchange)
         return None
-
-    def _keep(self, head: RequestHead) -> int:
-        """Return how much of the body is kept: all of it where the driver gathers it anyway."""
-        gathered = route_for(head.method, head.path, head.anthropic).body == "json"
-        return self.front.settings.max_body if gathered else KEEP_FOR_RETRY
 
     def _take_arrived(self, exchange: Exchange) -> None:
         """Give the body what came together with the head: the whole of it, for most requests."""
@@ -298,7 +301,7 @@ class Door(RequestHandler):
         exchange = self.exchange
         if exchange is None or self.transport is None or self.payload is None:
             return
-        if exchange.head.expect_continue and exchange.sink.state == SinkState.SINK_NEW:
+        if exchange.head.expect_continue and exchange.sink.state == SINK_NEW:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _pump(self) -> None:
@@ -364,7 +367,7 @@ class Door(RequestHandler):
         body_pending, self.payload = self.payload is not None, None
         if sink is None or self.transport is None:
             return
-        if sink.state == SinkState.SINK_ABORTED:
+        if sink.state == SINK_ABORTED:
             self._close = True
             self.state = CLOSING
             self.since_s = self._loop.time()
@@ -399,7 +402,9 @@ class Door(RequestHandler):
             return
         head = RequestHead("GET", b"/", 1, [(b"Host", b"unread")])
         self.sink = HttpSink(self.transport, 1, False, False)
-        exchange = Exchange(self, head, self.sink, RequestBody(-2, 0), self.client, now_ns())
+        now = now_ns()
+        route = route_for("GET", b"/", False)
+        exchange = Exchange(self, head, self.sink, RequestBody(-2, 0), self.client, route, now, now)
         self.exchange = exchange
         self.state = EXCHANGE
         self.driver.begin_refused(exchange, refused)
@@ -523,14 +528,6 @@ class House(web.Server):
             self._timer.cancel()
         for door in list(self.doors):
             await door.shutdown()
-
-
-def has_more_behind_its_head(data: bytes) -> bool:
-    """True if bytes follow a head that may be the last one: it closes the connection, or leaves HTTP."""
-    end = data.find(b"\r\n\r\n")
-    if end < 0 or end + 4 == len(data):
-        return False
-    return b"close" in data or b"HTTP/1.0" in data or b"pgrade" in data
 
 
 def size_of_head(message: RawRequestMessage) -> int:

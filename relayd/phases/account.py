@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from email.utils import formatdate
+from typing import Any
 
 import msgspec
 
 from relayd._fast.leg import Leg, now_ns
-from relayd.records import Exchange, Worker
+from relayd.records import Exchange, Fleet
 from relayd.telemetry.access_log import AccessLog
 from relayd.telemetry.metrics import OTHER, Metrics
 
@@ -18,11 +19,10 @@ class Books:
     """Where everything that happened is written down."""
 
     def __init__(
-        self, metrics: Metrics, workers: Sequence[Worker], log: AccessLog | None, pseudonym: bytes
+        self, metrics: Metrics, fleet: Fleet, log: AccessLog | None, pseudonym: bytes
     ) -> None:
         self.metrics = metrics
-        self.workers = workers
-        self.worker_names = {worker.pool.name: worker.name for worker in workers}
+        self.fleet = fleet
         self.log = log
         self.pseudonym = pseudonym
         self._date = b""
@@ -55,9 +55,9 @@ class Books:
 
     def leg_ended(self, leg: Leg, outcome: str) -> None:
         """A leg has ended."""
-        if outcome == "complete" and leg.status >= 500:
+        if leg.status >= 500 and outcome == "complete":
             outcome = "status_5xx"
-        self.metrics.legs[(leg.pool.name, outcome)] += 1
+        count(self.metrics.legs, (leg.pool.name, outcome))
 
     def ended(self, exchange: Exchange, code: int, outcome: str, leg: Leg | None) -> None:
         """An exchange has ended; `leg` is the one that answered, if one did."""
@@ -66,9 +66,9 @@ class Books:
         metrics.in_flight -= 1
         worker = leg.pool.name if leg is not None else ""
         model = exchange.model
-        if model and not any(one.models is not None and model in one.models for one in self.workers):
+        if model and model not in self.fleet.models:
             model = OTHER
-        metrics.requests[(exchange.route.name, model, worker, str(code), outcome)] += 1
+        count(metrics.requests, (exchange.route.name, model, worker, code, outcome))
         metrics.duration.observe_ns(now - exchange.arrived_ns)
         if exchange.leg_ns:
             metrics.overhead.observe_ns(now - exchange.ready_ns - exchange.leg_ns)
@@ -85,9 +85,9 @@ class Books:
         given, written, cached, cache_write = leg.tokens
         if exchange.route.dialect.name == "anthropic" and given is not None:
             given += (cached or 0) + (cache_write or 0)  # its input_tokens leave both out
-        for kind, count in (("input", given), ("output", written), ("cached_input", cached)):
-            if count is not None:
-                metrics.tokens[kind] += count
+        metrics.input_tokens += given or 0
+        metrics.output_tokens += written or 0
+        metrics.cached_input_tokens += cached or 0
         if leg.usage_refused:
             metrics.refused_usage += 1
         if leg.streaming:
@@ -96,8 +96,8 @@ class Books:
             if tokens > 1:
                 metrics.tpot.observe_ns((leg.ended_ns - leg.first_ns) // (tokens - 1))
         if written is None and leg.status < 300 and exchange.route.body != "none":
-            metrics.estimated_tokens["input"] += exchange.facts.prompt_tokens
-            metrics.estimated_tokens["output"] += leg.events if leg.streaming else exchange.sink.bytes_written // 4
+            metrics.estimated_input_tokens += exchange.facts.prompt_tokens if exchange.facts else 0
+            metrics.estimated_output_tokens += leg.events if leg.streaming else exchange.sink.bytes_written // 4
             return {"input": None, "output": None}
         return {"input": given, "output": written, "cached_input": cached}
 
@@ -108,8 +108,8 @@ class Books:
         self.log.write(
             {
                 "time": time.time(),
-                "request_id": exchange.request_id,
-                "client": exchange.client,
+                "request_id": exchange.request_id.decode("ascii"),
+                "client": exchange.client.address,
                 "route": exchange.route.name,
                 "model": exchange.model[:128],
                 "worker": worker,
@@ -122,3 +122,8 @@ class Books:
                 "tokens": usage,
             }
         )
+
+
+def count(counts: dict[Any, int], key: Any) -> None:
+    """Add one to `counts[key]`."""
+    counts[key] = counts.get(key, 0) + 1

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from relayd.records import Exchange, Worker
+from relayd.records import Exchange, Facts, Fleet, Worker
 from relayd.routing.base import Policy
-from relayd.upstream.breakers import Rests
+
+_NO_FACTS = Facts("", 0, 0)
 
 
-def serving(workers: Sequence[Worker], model: str) -> Sequence[Worker]:
-    """Return the workers that may serve `model`: those that list it or list nothing, else all."""
-    if not model:
-        return workers
-    found = [worker for worker in workers if worker.models is None or model in worker.models]
-    return found or workers
+def decide(exchange: Exchange, fleet: Fleet, policy: Policy, now_ns: int) -> Worker | None:
+    """Return the worker to ask next, or None when all that may be asked have been.
 
-
-def decide(
-    exchange: Exchange, workers: Sequence[Worker], policy: Policy, rests: Rests, now_ns: int
-) -> Worker | None:
-    """Return the worker to ask next, or None when all that may be asked have been."""
-    candidates = serving(workers, exchange.model)
+    The first choice falls on resting workers when all rest: a rest never takes the last one.  A second
+    choice must be a good one: an answer in hand is better than a guess at a resting worker.
+    """
+    serving = fleet.serving(exchange.model)
+    candidates = [worker for worker in serving if worker.open_at_ns <= now_ns]
     if exchange.tried:
-        # A second choice must be a good one: an answer in hand is better than a guess at a resting worker.
-        candidates = [w for w in candidates if w not in exchange.tried and rests.is_open(w, now_ns)]
-    else:
-        candidates = rests.eligible(candidates, now_ns)
-    if not candidates:
-        return None
-    if len(candidates) == 1:
-        return candidates[0]
-    return policy.pick(exchange.facts, candidates, now_ns)
+        candidates = [worker for worker in candidates if worker not in exchange.tried]
+    elif not candidates:
+        candidates = list(serving)
+    if len(candidates) < 2:
+        return candidates[0] if candidates else None
+    return policy.pick(exchange.facts or _NO_FACTS, candidates, now_ns)

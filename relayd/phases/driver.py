@@ -13,25 +13,28 @@ What an exchange holds is given back in `_finish`, which runs exactly once, what
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from ipaddress import ip_address, ip_network
 
-from relayd._fast.leg import Leg, LegOutcome, LegState, Limits, Sweeper, now_ns
+from relayd._fast.leg import Leg, LegOutcome, LegState, Limits, Sweeper, Terms, now_ns
 from relayd._fast.sink import Sink, SinkState
 from relayd.config import Settings
-from relayd.faults import LEG_OUTCOMES, Fault, fault
+from relayd.faults import LEG_ROWS, Fault, fault
 from relayd.phases.account import Books
-from relayd.phases.admit import admit, trace_parent
+from relayd.phases.admit import admit
 from relayd.phases.decide import decide
 from relayd.phases.decode import decode, has_seen_enough
 from relayd.phases.retry_after import seconds_asked_for
-from relayd.phases.routes import MODELS
-from relayd.records import Exchange, Worker
+from relayd.records import Exchange, Fleet, Route, Worker
 from relayd.routing.base import Policy
 from relayd.upstream.breakers import RetryBudget, Rests
 from relayd.upstream.discovery import Discovery
 
 log = logging.getLogger("relayd")
+
+# As plain numbers: an enum's member is a slow thing to compare with.
+COMPLETE, CANCELLED = int(LegOutcome.LEG_COMPLETE), int(LegOutcome.LEG_CANCELLED)
+LEG_ENDED = int(LegState.LEG_ENDED)
+SINK_NEW, SINK_STARTED = int(SinkState.SINK_NEW), int(SinkState.SINK_STARTED)
 
 NS = 1_000_000_000
 DRAIN_AT_MOST_S = 120.0  # for a worker that may finish without its client
@@ -43,7 +46,7 @@ class Driver:
     def __init__(
         self,
         settings: Settings,
-        workers: Sequence[Worker],
+        fleet: Fleet,
         policy: Policy,
         sweeper: Sweeper,
         books: Books,
@@ -51,19 +54,18 @@ class Driver:
     ) -> None:
         timeouts = settings.resilience.timeouts
         self.settings = settings
-        self.workers = workers
+        self.fleet = fleet
         self.policy = policy
         self.sweeper = sweeper
         self.books = books
         self.discovery = discovery
         self.limits = Limits(*(ns(getattr(timeouts, name)) for name in timeouts.__struct_fields__))
         self.total_ns = ns(timeouts.total)
-        self.keepalive_ns = 0 if not settings.sse_keepalive else ns(settings.sse_keepalive)
+        self.terms: dict[int, Terms] = {}
         self.asks_for_usage = settings.engine in ("vllm", "sglang")
         self.rests = Rests(settings.resilience.breaker)
         self.budget = RetryBudget(settings.resilience.retry.budget, now_ns())
         self.trusted = [ip_network(text) for text in settings.trusted_proxies]
-        self.by_name = {worker.pool.name: worker for worker in workers}
         self.held_bytes = 0
         self.draining = False
 
@@ -160,7 +162,7 @@ class Driver:
         if refused is not None:
             return self.refuse(exchange, refused)
         started = now_ns()
-        worker = decide(exchange, self.workers, self.policy, self.rests, started)
+        worker = decide(exchange, self.fleet, self.policy, started)
         exchange.decision_ns = now_ns() - started
         if worker is None:
             return self.refuse(exchange, fault("no_worker", retry_after_s=1.0))
@@ -168,63 +170,75 @@ class Driver:
 
     def _forward(self, exchange: Exchange, worker: Worker) -> None:
         """Begin a leg on `worker`."""
-        head, body, route = exchange.head, exchange.body, exchange.route
+        head, body, facts = exchange.head, exchange.body, exchange.facts
         exchange.phase = "forward"
         exchange.tried.append(worker)
         exchange.next_worker = None
-        self.rests.picked(worker, now_ns())
+        if worker.rests:
+            self.rests.picked(worker, now_ns())
         length = body.size if body.complete and body.declared != -2 else body.declared
-        sent = head.for_worker(
-            worker.pool.host, self._identity(exchange), exchange.stream, True, length
-        )
         leg = Leg(
             worker.pool,
             exchange.sink,
             self,
             exchange,
-            sent,
+            head.for_worker(worker.pool.host, self._identity(exchange), exchange.stream, True, length),
             body,
-            b"X-Relayd-Worker: %b\r\n" % worker.name.encode() if self.settings.reveal else b"",
-            exchange.request_id.encode("ascii"),
-            route.dialect.name == "anthropic",
-            self.limits,
-            self.sweeper,
+            self.terms.get(id(exchange.route)) or self._make_terms(exchange.route),
+            worker.line if self.settings.reveal else b"",
+            exchange.request_id,
         )
         leg.expect(
-            route.terminator,
             head.method == "HEAD",
             exchange.strip_usage,
-            self.settings.reveal,
-            exchange.facts.prompt_tokens,
-            exchange.facts.output_tokens,
+            exchange.stream,
+            facts.prompt_tokens if facts is not None else 0,
+            facts.output_tokens if facts is not None else 0,
             exchange.ready_ns,
-            exchange.arrived_ns + self.total_ns if self.total_ns else 0,
-            self.keepalive_ns if exchange.stream else 0,
-            route.dialect.keepalive,
+            exchange.arrived_ns + self.total_ns,
         )
         exchange.leg = leg
         leg.begin()
 
+    def _make_terms(self, route: Route) -> Terms:
+        """Return what is the same for all legs of `route`, and keep it: routes are constants."""
+        settings, dialect = self.settings, route.dialect
+        keepalive_ns = ns(settings.sse_keepalive) if settings.sse_keepalive else 0
+        terms = Terms(
+            self.limits,
+            self.sweeper,
+            route.terminator,
+            settings.reveal,
+            dialect.name == "anthropic",
+            keepalive_ns,
+            dialect.keepalive,
+        )
+        self.terms[id(route)] = terms
+        return terms
+
     def _identity(self, exchange: Exchange) -> bytes:
         """Return the lines that tell a worker who asks, and through whom."""
-        head = exchange.head
-        believed = bool(self.trusted) and self._is_trusted(exchange.client)
-        client = exchange.client.encode("ascii", "replace")
+        client, host = exchange.client, exchange.head.host
+        lines = client.lines
+        if lines is None or client.host != host:
+            lines = self._client_lines(exchange)
+        return b"%bX-Request-Id: %b\r\nTraceparent: %b\r\n" % (
+            lines, exchange.request_id, exchange.traceparent)  # fmt: skip
+
+    def _client_lines(self, exchange: Exchange) -> bytes:
+        """Return the lines about the client, and keep them if its next request will need the same."""
+        head, client = exchange.head, exchange.client
+        believed = bool(self.trusted) and self._is_trusted(client.address)
+        address, proto = client.address.encode("ascii", "replace"), b"http"
         if believed and head.forwarded_for is not None:
-            client = head.forwarded_for + b", " + client
-        proto = head.forwarded_proto if believed and head.forwarded_proto is not None else b"http"
-        return (
-            b"X-Request-Id: %b\r\nTraceparent: %b\r\nX-Forwarded-For: %b\r\nX-Forwarded-Proto: %b\r\n"
-            b"X-Forwarded-Host: %b\r\nVia: 1.1 %b\r\n"
-            % (
-                exchange.request_id.encode("ascii"),
-                trace_parent(head.traceparent),
-                client,
-                proto,
-                head.host or b"-",
-                self.books.pseudonym,
-            )
-        )
+            address = head.forwarded_for + b", " + address
+        if believed and head.forwarded_proto is not None:
+            proto = head.forwarded_proto
+        lines = b"X-Forwarded-For: %b\r\nX-Forwarded-Proto: %b\r\nX-Forwarded-Host: %b\r\nVia: 1.1 %b\r\n" % (
+            address, proto, head.host or b"-", self.books.pseudonym)  # fmt: skip
+        if not believed:
+            client.host, client.lines = head.host, lines
+        return lines
 
     def _is_trusted(self, client: str) -> bool:
         try:
@@ -252,7 +266,7 @@ class Driver:
         if exchange.retries >= self.settings.resilience.retry.attempts or exchange.body.lost:
             return None
         now = now_ns()
-        worker = decide(exchange, self.workers, self.policy, self.rests, now)
+        worker = decide(exchange, self.fleet, self.policy, now)
         if worker is None or not self.budget.take(now):
             return None
         exchange.retries += 1
@@ -268,12 +282,12 @@ class Driver:
             self._give_up(exchange)
 
     def _leg_ended(self, exchange: Exchange, leg: Leg) -> None:
-        row = LEG_OUTCOMES[leg.outcome]
+        row = LEG_ROWS[leg.outcome]
         exchange.leg = None
         exchange.leg_ns += leg.ended_ns - leg.begun_ns
         self._note_health(leg, row.counts)
         self.books.leg_ended(leg, row.label)
-        if leg.outcome == LegOutcome.LEG_COMPLETE:
+        if leg.outcome == COMPLETE:
             return self._complete(exchange, leg)
         if exchange.outcome == "client_closed":
             return self._finish(exchange, 499, "client_closed", leg)
@@ -287,7 +301,7 @@ class Driver:
         return self.fail(exchange, self._fault_of(leg), leg)
 
     def _complete(self, exchange: Exchange, leg: Leg) -> None:
-        if exchange.sink.state == SinkState.SINK_STARTED:
+        if exchange.sink.state == SINK_STARTED:
             # Our own keep-alive had started a stream, and the worker's answer is not one.
             return self.fail(exchange, late_fault(leg), leg)
         if leg.status < 500 and leg.status != 429:
@@ -296,27 +310,22 @@ class Driver:
         return self._finish(exchange, leg.status, outcome, leg)
 
     def _fault_of(self, leg: Leg) -> Fault:
-        row = LEG_OUTCOMES[leg.outcome]
-        worker = self.by_name[leg.pool.name]
+        row = LEG_ROWS[leg.outcome]
+        worker = self.fleet.by_pool[leg.pool.name]
         return fault(row.code, leg.reason, worker=worker.name if self.settings.reveal else "")
 
     def _note_health(self, leg: Leg, counts: bool) -> None:
         """Tell the breaker what this leg says about its worker."""
-        worker = self.by_name[leg.pool.name]
-        now = now_ns()
-        if leg.outcome == LegOutcome.LEG_COMPLETE and not leg.error_passed and leg.status < 500:
+        worker = self.fleet.by_pool[leg.pool.name]
+        if leg.outcome == COMPLETE and leg.status < 500 and not leg.error_passed:
             if self.rests.succeeded(worker):
                 log.warning("worker %s answers again", worker.name)
             if worker.models is None:
                 self.discovery.ask_again(worker)
-            return
-        asked_for_time = leg.response is not None and seconds_asked_for(leg.response) is not None
-        if leg.status in (429, 503) and asked_for_time or leg.status == 429 or not (
-            counts or leg.status >= 500 and leg.status != 501
-        ):
+        elif is_neutral(leg, counts):
             self.rests.said_nothing(worker)
-        elif self.rests.failed(worker, now):
-            rest_s = (worker.resting_until_ns - now) / NS
+        elif self.rests.failed(worker, now_ns()):
+            rest_s = (worker.resting_until_ns - now_ns()) / NS
             log.warning(
                 "worker %s rests for %.0f s after %d failures in a row: %s",
                 worker.name, rest_s, worker.failures, leg.reason or f"it answered {leg.status}",
@@ -326,24 +335,24 @@ class Driver:
         """Leave a worker alone for as long as it asked to be."""
         asked = seconds_asked_for(leg.response)
         if asked is not None and leg.status in (429, 503):
-            self.rests.busy(self.by_name[leg.pool.name], asked, now_ns())
+            self.rests.busy(self.fleet.by_pool[leg.pool.name], asked, now_ns())
 
     # -- ends
 
     def _cancel(self, exchange: Exchange) -> None:
         leg = exchange.leg
-        if leg is None or leg.state == LegState.LEG_ENDED:
+        if leg is None or leg.state == LEG_ENDED:
             return
         leg.cancel()
         exchange.leg = None
         exchange.leg_ns += leg.ended_ns - leg.begun_ns
-        self.rests.said_nothing(self.by_name[leg.pool.name])
-        self.books.leg_ended(leg, LEG_OUTCOMES[LegOutcome.LEG_CANCELLED].label)
+        self.rests.said_nothing(self.fleet.by_pool[leg.pool.name])
+        self.books.leg_ended(leg, LEG_ROWS[CANCELLED].label)
 
     def _cut(self, exchange: Exchange, leg: Leg, why: Fault) -> None:
         """The answer is under way and will not be complete: make the client see it."""
         if leg.at_boundary and exchange.sink.can_append():
-            exchange.sink.write(exchange.route.dialect.error_event(why, exchange.request_id))
+            exchange.sink.write(exchange.route.dialect.error_event(why, exchange.request_id.decode("ascii")))
         exchange.sink.abort()
         timed_out = why.status == 504
         self._finish(exchange, leg.status, "upstream_timeout" if timed_out else "stream_error", leg)
@@ -360,19 +369,19 @@ class Driver:
         outcome = {"client": "refused", "relayd": "refused"}.get(why.kind.whose, "upstream_error")
         if why.status == 504:
             outcome = "upstream_timeout"
-        if sink.state == SinkState.SINK_NEW:
-            self.answer(exchange, why.status, dialect.error_body(why, exchange.request_id),
+        if sink.state == SINK_NEW:
+            self.answer(exchange, why.status, dialect.error_body(why, exchange.request_id.decode("ascii")),
                         self._fault_lines(exchange, why))  # fmt: skip
-        elif sink.state == SinkState.SINK_STARTED:
+        elif sink.state == SINK_STARTED:
             if sink.can_append() and exchange.stream:
-                sink.write(dialect.error_event(why, exchange.request_id))
+                sink.write(dialect.error_event(why, exchange.request_id.decode("ascii")))
             sink.abort()
         self._finish(exchange, why.status, outcome, leg)
 
     def _fault_lines(self, exchange: Exchange, why: Fault) -> bytes:
-        lines = b"Content-Type: application/json\r\nX-Request-Id: %b\r\n" % exchange.request_id.encode("ascii")
+        lines = b"Content-Type: application/json\r\nX-Request-Id: %b\r\n" % exchange.request_id
         if exchange.route.dialect.name == "anthropic":
-            lines += b"Request-Id: %b\r\n" % exchange.request_id.encode("ascii")
+            lines += b"Request-Id: %b\r\n" % exchange.request_id
         if why.retry_after_s is not None:
             lines += b"Retry-After: %d\r\nRetry-After-Ms: %d\r\n" % (
                 max(1, round(why.retry_after_s)), round(why.retry_after_s * 1000))  # fmt: skip
@@ -389,10 +398,10 @@ class Driver:
 
     def _answer_models(self, exchange: Exchange) -> None:
         """List the models that the workers told of; pass the question on if none did."""
-        known = sorted({model for worker in self.workers for model in worker.models or ()})
+        known = sorted(self.fleet.models)
         if not known:
             return self._decode(exchange)
-        lines = b"Content-Type: application/json\r\nX-Request-Id: %b\r\n" % exchange.request_id.encode("ascii")
+        lines = b"Content-Type: application/json\r\nX-Request-Id: %b\r\n" % exchange.request_id
         self.answer(exchange, 200, self.books.model_list(known), lines)
         return self._finish(exchange, 200, "ok")
 
@@ -419,6 +428,15 @@ def outcome_of(leg: Leg) -> str:
     if leg.status >= 500:
         return "upstream_error"
     return "ok" if leg.status < 400 else "refused"
+
+
+def is_neutral(leg: Leg, counts: bool) -> bool:
+    """True if the end of a leg says nothing about its worker's health (policies 4)."""
+    if leg.status == 429:
+        return True
+    if leg.status == 503 and seconds_asked_for(leg.response) is not None:
+        return True  # back-pressure: it works, and has too much to do
+    return not counts and (leg.status < 500 or leg.status == 501)
 
 
 def late_fault(leg: Leg) -> Fault:

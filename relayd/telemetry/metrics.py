@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -48,11 +49,14 @@ class Metrics:
         self.workers = workers
         self.is_open = is_open
         self.in_flight = 0
-        self.requests: Counter[tuple[str, str, str, str, str]] = Counter()
-        self.legs: Counter[tuple[str, str]] = Counter()
+        self.requests: dict[tuple[str, str, str, int, str], int] = {}
+        self.legs: dict[tuple[str, str], int] = {}
         self.disconnects: Counter[str] = Counter()
-        self.tokens: Counter[str] = Counter()
-        self.estimated_tokens: Counter[str] = Counter()
+        self.input_tokens = 0
+        self.output_tokens = 0
+        self.cached_input_tokens = 0
+        self.estimated_input_tokens = 0
+        self.estimated_output_tokens = 0
         self.refused_usage = 0
         self.retries = 0
         self.dropped_log_lines = 0
@@ -106,7 +110,7 @@ class _Exposition(Collector):
         metrics = self.metrics
         yield counter(
             "relayd_requests", "Requests that have ended", ("route", "model", "worker", "code", "outcome"),
-            metrics.requests,
+            {(*key[:3], str(key[3]), key[4]): count for key, count in metrics.requests.items()},
         )  # fmt: skip
         yield counter("relayd_legs", "Attempts on workers, by how they ended", ("worker", "outcome"), metrics.legs)
         yield counter(
@@ -115,11 +119,15 @@ class _Exposition(Collector):
         )  # fmt: skip
         yield counter(
             "relayd_tokens", "Tokens as workers reported them", ("type",),
-            {(kind,): count for kind, count in metrics.tokens.items()},
+            {
+                ("input",): metrics.input_tokens,
+                ("output",): metrics.output_tokens,
+                ("cached_input",): metrics.cached_input_tokens,
+            },
         )  # fmt: skip
         yield counter(
             "relayd_tokens_estimated", "Tokens of answers without usage, estimated", ("type",),
-            {(kind,): count for kind, count in metrics.estimated_tokens.items()},
+            {("input",): metrics.estimated_input_tokens, ("output",): metrics.estimated_output_tokens},
         )  # fmt: skip
         yield counter("relayd_usage_refused", "Answers with a usage that was not believed", (), {(): metrics.refused_usage})
         yield counter("relayd_retries", "Requests that were moved to another worker", (), {(): metrics.retries})
@@ -155,7 +163,7 @@ class _Exposition(Collector):
 
 
 def counter(
-    name: str, meaning: str, labels: Sequence[str], rows: dict[tuple[str, ...], int] | Counter[tuple[str, ...]]
+    name: str, meaning: str, labels: Sequence[str], rows: Mapping[Any, int]
 ) -> CounterMetricFamily:
     """Return a counter family with a row per label tuple."""
     family = CounterMetricFamily(name, meaning, labels=labels)
@@ -164,7 +172,7 @@ def counter(
     return family
 
 
-def gauge(name: str, meaning: str, labels: Sequence[str], rows: dict[tuple[str, ...], int]) -> GaugeMetricFamily:
+def gauge(name: str, meaning: str, labels: Sequence[str], rows: Mapping[Any, int]) -> GaugeMetricFamily:
     """Return a gauge family with a row per label tuple."""
     family = GaugeMetricFamily(name, meaning, labels=labels)
     for values, value in rows.items():

@@ -4,16 +4,14 @@ Sans-I/O: every method takes the time and only changes what it was given.
 
 A worker that fails `consecutive` times in a row rests: first `rest` seconds, then twice as long each time,
 up to `longest_rest`.  After a rest one request tries it; its success ends the matter and its failure starts
-the next rest.  A rest never takes the last worker: when all rest, all are asked (`eligible`).  A client's
+the next rest.  A rest never takes the last worker: when all rest, all are asked (`phases/decide`).  A client's
 mistake, a client's leaving, 429 and 503 with Retry-After say nothing about a worker's health.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from relayd.config import Breaker
-from relayd.records import Worker
+from relayd.records import NEVER, OPEN, Worker
 
 NS = 1_000_000_000
 LONGEST_BUSY_S = 300.0
@@ -27,10 +25,13 @@ class Rests:
 
     def succeeded(self, worker: Worker) -> bool:
         """Note a good answer; return True if this ends a rest."""
+        if not worker.failures and not worker.rests:
+            return False
         was_resting = worker.rests > 0
         worker.failures = worker.rests = 0
-        worker.resting_until_ns = 0
+        worker.resting_until_ns = OPEN
         worker.probing = False
+        settle(worker)
         return was_resting
 
     def failed(self, worker: Worker, now_ns: int) -> bool:
@@ -38,6 +39,7 @@ class Rests:
         worker.failures += 1
         probe_failed = worker.probing
         worker.probing = False
+        settle(worker)
         if worker.failures < self.settings.consecutive and not probe_failed:
             return False
         if now_ns < worker.resting_until_ns:
@@ -45,34 +47,39 @@ class Rests:
         rest_s = min(self.settings.rest * 2**worker.rests, self.settings.longest_rest)
         worker.rests = min(worker.rests + 1, 30)
         worker.resting_until_ns = now_ns + int(rest_s * NS)
+        settle(worker)
         return True
 
     def said_nothing(self, worker: Worker) -> None:
         """Note a request whose end says nothing about the worker: its probe may be tried again."""
-        worker.probing = False
+        if worker.probing:
+            worker.probing = False
+            settle(worker)
 
     def busy(self, worker: Worker, retry_after_s: float, now_ns: int) -> None:
         """Note that the worker asked to be left alone; deadlines only lengthen."""
         until = now_ns + int(min(retry_after_s, LONGEST_BUSY_S) * NS)
         worker.busy_until_ns = max(worker.busy_until_ns, until)
+        settle(worker)
 
     def picked(self, worker: Worker, now_ns: int) -> None:
-        """Note that a request goes to `worker`."""
+        """Note that a request goes to `worker`: after a rest, it is the only one until it ends."""
         if worker.rests and now_ns >= worker.resting_until_ns:
             worker.probing = True
+            settle(worker)
 
-    def is_open(self, worker: Worker, now_ns: int) -> bool:
-        """True if `worker` may be asked."""
-        return now_ns >= worker.busy_until_ns and not self.is_resting(worker, now_ns)
 
-    def is_resting(self, worker: Worker, now_ns: int) -> bool:
-        """True while `worker` rests, or while one request is trying it after a rest."""
-        return now_ns < worker.resting_until_ns or worker.probing
+def settle(worker: Worker) -> None:
+    """Work out when a worker may be asked."""
+    if worker.probing:
+        worker.open_at_ns = NEVER
+    else:
+        worker.open_at_ns = max(worker.resting_until_ns, worker.busy_until_ns)
 
-    def eligible(self, workers: Sequence[Worker], now_ns: int) -> Sequence[Worker]:
-        """Return the workers that may be asked: those that are open, else all."""
-        rested = [worker for worker in workers if self.is_open(worker, now_ns)]
-        return rested or workers
+
+def is_resting(worker: Worker, now_ns: int) -> bool:
+    """True while `worker` rests, or while one request is trying it after a rest."""
+    return now_ns < worker.resting_until_ns or worker.probing
 
 
 class RetryBudget:

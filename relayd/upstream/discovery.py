@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from relayd.net import FetchError, fetch
-from relayd.records import Worker
+from relayd.records import Fleet, Worker
 
 TIMEOUT_S = 2.0
 
@@ -34,14 +34,15 @@ _decode = msgspec.json.Decoder(_Models).decode
 class Discovery:
     """Asks workers what they serve, and tells a person what came of it."""
 
-    def __init__(self, tls: ssl.SSLContext | None, say: Callable[[str], Any]) -> None:
+    def __init__(self, fleet: Fleet, tls: ssl.SSLContext | None, say: Callable[[str], Any]) -> None:
+        self.fleet = fleet
         self.tls = tls
         self.say = say
         self.asking: dict[str, asyncio.Task[None]] = {}
 
-    async def ask_all(self, workers: Iterable[Worker]) -> None:
+    async def ask_all(self) -> None:
         """Ask every worker at the same time; return when all have answered or failed."""
-        await asyncio.gather(*(self.ask(worker) for worker in workers))
+        await asyncio.gather(*(self.ask(worker) for worker in self.fleet.workers))
 
     async def ask(self, worker: Worker) -> None:
         """Learn what `worker` serves, if it says."""
@@ -54,7 +55,7 @@ class Discovery:
             self.say(f"worker {worker.name} does not list its models (status {status}): it gets any model")
             return
         try:
-            worker.models = frozenset(model.id for model in _decode(body).data)
+            self.fleet.learned(worker, [model.id for model in _decode(body).data])
         except (msgspec.MsgspecError, RecursionError):
             self.say(f"worker {worker.name} lists no models that can be read: it gets any model")
 

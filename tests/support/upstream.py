@@ -19,8 +19,8 @@ After a script that did not close, the connection waits for the next request.
         assert upstream.connections[0].closed_at - left_at < 0.1
 
 Which script answers which request: `play(a, b)` answers the first with `a` and all others with `b`;
-`play_by(f)` asks `f(request)`.  The questions a gateway asks for itself (its list of models, health) are
-answered alike by every upstream and kept apart, in `probes`.
+`play_by(f)` asks `f(request)` once the request's body has been read.  The questions a gateway asks for
+itself (its list of models, health) are answered alike by every upstream and kept apart, in `probes`.
 
 It listens on one port for its whole life; `refuse()` makes connects fail without giving the port up,
 and `kill()` also resets what is open, as a crash does.
@@ -150,6 +150,11 @@ class Request:
         pairs = [line.decode("latin-1").partition(":") for line in lines]
         return [(name.strip().lower(), value.strip()) for name, _, value in pairs]
 
+    @property
+    def is_probe(self) -> bool:
+        """True for what a gateway asks for itself."""
+        return PROBE.match(self.head) is not None
+
     def values(self, name: str) -> list[str]:
         """Return every value of the header `name`, in order."""
         return [value for seen, value in self.headers if seen == name.lower()]
@@ -203,6 +208,7 @@ class Upstream:
         self.models = models
         self._tls = tls
         self._choose: Callable[[Request], Script] = lambda request: reply({})
+        self._chooses_by_body = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
@@ -229,10 +235,12 @@ class Upstream:
         """Answer the next requests with these scripts in turn; the last answers all that follow."""
         left = list(scripts)
         self._choose = lambda request: left.pop(0) if len(left) > 1 else left[0]
+        self._chooses_by_body = False
 
     def play_by(self, choose: Callable[[Request], Script]) -> None:
-        """Answer every request with the script that `choose` returns for it."""
+        """Answer every request with the script that `choose` returns for it, body and all."""
         self._choose = choose
+        self._chooses_by_body = True
 
     def forget(self) -> None:
         """Forget the requests and connections seen so far (open connections stay open)."""
@@ -306,12 +314,16 @@ class Upstream:
 
         return _Protocol(reader, serve, connection)
 
-    def answer_to(self, request: Request) -> Script:
-        """Return the script for a request and note it."""
-        if PROBE.match(request.head):
-            self.probes.append(request)
+    def note(self, request: Request) -> None:
+        """Take note of a request whose head has come."""
+        (self.probes if request.is_probe else self.requests).append(request)
+
+    def script_for(self, request: Request) -> Script | None:
+        """Return the script that answers a request; None if its body is needed to tell."""
+        if request.is_probe:
             return reply(self._probe_answer())
-        self.requests.append(request)
+        if self._chooses_by_body and not request.is_whole:
+            return None
         return self._choose(request)
 
     def _probe_answer(self) -> dict[str, Any]:
@@ -347,10 +359,11 @@ class _Serving:
         data = await self.reader.readuntil(b"\r\n\r\n")
         self.connection.requests += 1
         self.request = request = Request(data, self.connection, time.monotonic(), self.connection.requests)
-        script = self.upstream.answer_to(request)
+        self.upstream.note(request)
+        script = self.upstream.script_for(request)
         if not (script and script[0].get("read") == "head"):
             await self._read_body()
-        for operation in script:
+        for operation in script or self.upstream.script_for(request) or ():
             for _ in range(operation.get("repeat", 1)):
                 if not await self._play(operation):
                     return False

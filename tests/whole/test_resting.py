@@ -187,7 +187,9 @@ def test_retries_are_counted(start: Start) -> None:
     for _ in range(2):
         relay.ask(OPENAI)
     relay.gateway.wait_idle()
-    assert relay.gateway.metrics().total("relayd_retries_total") == 1
+    tried = len(relay.upstreams[0].requests)
+    assert tried
+    assert relay.gateway.metrics().total("relayd_retries_total") == tried
     assert relay.gateway.metrics().total("relayd_requests_total", code="200") == 2
 
 
@@ -211,7 +213,7 @@ def test_a_busy_worker_gets_less(start: Start, policy: str) -> None:
     clients = []
     while not busy.requests:
         clients.append(relay.connect())
-        clients[-1].send(b"GET /any HTTP/1.1\r\nHost: a\r\n\r\n")
+        clients[-1].send(question(OPENAI, max_tokens=4000))
         eventually(lambda: relay.requests == len(clients))
     free.forget()
     for _ in range(20):

@@ -1,0 +1,31 @@
+"""The native programs, compiled once for the suite; without a C compiler their tests are skipped."""
+
+import pytest
+
+from bench.faults import BenchFault
+from bench.gateways import Upstream
+from bench.measure import Bench, Sizes
+from bench.toolchain import native
+from bench.wire import Client
+
+SMALL = Sizes(seconds=0.1, warmup_s=0.05, connections=4, streams=4, held=20)
+
+
+@pytest.fixture(scope="session")
+def programs():
+    try:
+        return {name: native(name) for name in ("load", "upstream", "distance")}
+    except BenchFault as fault:
+        pytest.skip(str(fault))
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(SMALL, Client(), tmp_path)
+
+
+@pytest.fixture
+def upstream(programs, tmp_path):
+    running = Upstream(tmp_path, core=None)
+    yield running
+    running.child.stop()
