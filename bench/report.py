@@ -91,13 +91,11 @@ def _title(figure: Figure, outcome: Outcome, sizes: Sizes) -> str:
 
 def _cell(outcome: Outcome, figure: Figure, column: str) -> str:
     """One figure.  The direct column of an added one is the whole that the others add to, and says so."""
-    if column in outcome.missing:
-        return "missing"
     if outcome.is_spoiled(figure.row, column):
         return "FAILED"
     value = outcome.value(figure, column)
     if value is None:
-        return NOTHING
+        return "missing" if column in outcome.missing else NOTHING
     text = f"{value:,.{figure.digits}f}"
     if not figure.added or DIRECT not in outcome.columns:
         return text

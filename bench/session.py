@@ -152,6 +152,10 @@ class Session:
             gateway = self._starters[column]()
         except Unavailable as fault:
             self.outcome.missing[column] = str(fault)
+            if results[column]:
+                results[column].append(
+                    None
+                )  # it came up in earlier rounds: a median of those would hide that
             return
         try:
             self._measure_gateway(row, gateway, results[column])

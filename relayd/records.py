@@ -71,6 +71,8 @@ class Fleet:
 
     def serving(self, model: str) -> Sequence[Worker]:
         """Return the workers that may serve `model`: those that list it or list nothing, else all."""
+        if len(self.workers) == 1:
+            return self.workers
         found = self._serving.get(model)
         if found is None:
             found = [one for one in self.workers if one.models is None or model in one.models]
@@ -80,7 +82,7 @@ class Fleet:
         return found
 
 
-class Facts(NamedTuple):
+class Facts(msgspec.Struct, frozen=True, gc=False):
     """What a policy may know of a request."""
 
     model: str

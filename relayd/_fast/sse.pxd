@@ -12,7 +12,8 @@ from libc.stdint cimport int64_t, uint64_t
 
 cdef enum:
     LINE_KEPT = 96          # bytes of a line that are enough to tell what it is
-    USAGE_KEPT = 2048       # the largest usage object that is read; real ones are under 700 bytes
+    KEY_KEPT = 32           # the longest name that a count is known by has 27 bytes
+    USAGE_AT_MOST = 4096    # bytes of a usage object; real ones are under 700
 
 # How a stream on this route says that it is complete.
 cpdef enum Terminator:
@@ -63,16 +64,25 @@ cdef struct Usage:
 
 
 cdef struct UsageScan:
-    Usage usage
+    Usage usage             # of all objects that were read whole; a later count replaces an earlier one
+    Usage pending           # of the object being read
     uint64_t objects        # usage objects read
     int state               # see sse.pyx
     int matched             # bytes of the key that ended the last piece
-    int depth               # of braces inside the object
+    char previous           # the last byte of the last piece
+    # Inside the object:
+    int size                # bytes of it so far
+    int depth               # of its braces
     bint in_string
     bint escaped
-    char previous           # the last byte of the last piece
-    int kept                # bytes in `object`
-    char[USAGE_KEPT] object
+    bint has_key            # a string has ended, and nothing has come since but space
+    bint has_colon          # ... and a colon
+    bint in_number
+    bint bad_number         # it has a sign, a fraction, an exponent or too many digits
+    int digits
+    int64_t count
+    int key_size            # KEY_KEPT + 1 when it is too long to be known
+    char[KEY_KEPT] key
 
 
 cdef void usage_reset(UsageScan* scan) noexcept nogil

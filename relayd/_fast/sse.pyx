@@ -8,9 +8,9 @@ EventScan keeps a handful of facts and the first bytes of the line being read: e
 
 Usage is found by its key.  Inside a JSON string a quote is always escaped, so the seven bytes
 `"usage"`, not preceded by a backslash and followed by a colon and a brace, can only be a key: no
-text that a model writes can forge it.  The object behind it (a few hundred bytes) is the only part
-of an answer that is ever copied, and it is read for integers under the few names that the two
-dialects use.  `"usage": null`, which some servers put on every chunk, is neither zero nor an error.
+text that a model writes can forge it.  The object behind it is read, byte by byte as it comes, for
+integers under the few names that the two dialects use, and believed once it is whole.  `"usage": null`,
+which some servers put on every chunk, is neither zero nor an error.
 
 Owner: the Leg embeds one of each per response.  The classes at the end are for tests and tools.
 """
@@ -213,20 +213,21 @@ cdef enum:
     MAX_COUNT_DIGITS = 12
 
 
+cdef void usage_nothing(Usage* usage) noexcept nogil:
+    usage.input = -1
+    usage.output = -1
+    usage.cached_input = -1
+    usage.cache_write = -1
+    usage.refused = False
+
+
 cdef void usage_reset(UsageScan* scan) noexcept nogil:
-    scan.usage.input = -1
-    scan.usage.output = -1
-    scan.usage.cached_input = -1
-    scan.usage.cache_write = -1
-    scan.usage.refused = False
+    usage_nothing(&scan.usage)
     scan.objects = 0
     scan.state = SEEK_KEY
     scan.matched = 0
     scan.depth = 0
-    scan.in_string = False
-    scan.escaped = False
     scan.previous = 0
-    scan.kept = 0
 
 
 cdef void note_count(Usage* usage, const char* key, int size, int64_t count) noexcept nogil:
@@ -258,54 +259,91 @@ cdef inline bint is_digit(char c) noexcept nogil:
     return 48 <= c <= 57
 
 
-cdef int read_count(
-    Usage* usage, const char* key, int key_size, const char* text, int size
-) noexcept nogil:
-    """Read the number at `text` for `key`; return how many bytes it took."""
-    cdef int i = 0
-    cdef int64_t count = 0
-
-    while i < size and is_digit(text[i]) and i < MAX_COUNT_DIGITS:
-        count = count * 10 + (text[i] - 48)
-        i += 1
-    if i == 0 or i < size and (
-            is_digit(text[i]) or text[i] == b'.' or text[i] == b'e' or text[i] == b'E'):
-        usage.refused |= is_known_count(key, key_size)
-        return i
-    note_count(usage, key, key_size, count)
-    return i
+cdef void begin_object(UsageScan* scan) noexcept nogil:
+    usage_nothing(&scan.pending)
+    scan.state = IN_OBJECT
+    scan.size = 0
+    scan.depth = 0
+    scan.in_string = False
+    scan.escaped = False
+    scan.has_key = False
+    scan.has_colon = False
+    scan.in_number = False
 
 
-cdef void read_object(UsageScan* scan) noexcept nogil:
-    """Read `"name": integer` pairs, at any depth, from the object that was kept."""
-    cdef:
-        const char* text = scan.object
-        int size = scan.kept, i = 0, key = 0, key_size = 0
-
-    while i < size:
-        if text[i] != b'"':
-            i += 1
-            continue
-        key = i + 1
-        i = key
-        while i < size and text[i] != b'"':
-            i += 2 if text[i] == b'\\' else 1
-        if i >= size:
-            break
-        key_size = i - key
-        i += 1
-        while i < size and is_space(text[i]):
-            i += 1
-        if i >= size or text[i] != b':':
-            continue                    # it was a value
-        i += 1
-        while i < size and is_space(text[i]):
-            i += 1
-        if i < size and (is_digit(text[i]) or text[i] == b'-'):
-            i += read_count(&scan.usage, text + key, key_size, text + i, size - i)
-            if i < size and text[i] == b'-':
-                i += 1
+cdef void end_object(UsageScan* scan) noexcept nogil:
+    """Believe what the object said, now that it is whole."""
+    scan.state = SEEK_KEY
     scan.objects += 1
+    if scan.pending.input >= 0:
+        scan.usage.input = scan.pending.input
+    if scan.pending.output >= 0:
+        scan.usage.output = scan.pending.output
+    if scan.pending.cached_input >= 0:
+        scan.usage.cached_input = scan.pending.cached_input
+    if scan.pending.cache_write >= 0:
+        scan.usage.cache_write = scan.pending.cache_write
+    scan.usage.refused |= scan.pending.refused
+
+
+cdef void begin_number(UsageScan* scan, char c) noexcept nogil:
+    scan.in_number = True
+    scan.bad_number = c == b'-'
+    scan.count = 0 if scan.bad_number else c - 48
+    scan.digits = 1
+
+
+cdef void end_number(UsageScan* scan) noexcept nogil:
+    scan.in_number = False
+    scan.has_key = scan.has_colon = False
+    if not scan.bad_number and scan.digits <= MAX_COUNT_DIGITS:
+        note_count(&scan.pending, scan.key, scan.key_size, scan.count)
+    else:
+        scan.pending.refused |= is_known_count(scan.key, scan.key_size)
+
+
+cdef inline void read_string_byte(UsageScan* scan, char c) noexcept nogil:
+    if scan.escaped:
+        scan.escaped = False
+        scan.key_size = KEY_KEPT + 1    # no known name has an escape
+    elif c == b'\\':
+        scan.escaped = True
+    elif c == b'"':
+        scan.in_string = False
+        scan.has_key = True
+        scan.has_colon = False
+    elif scan.key_size < KEY_KEPT:
+        scan.key[scan.key_size] = c
+        scan.key_size += 1
+    else:
+        scan.key_size = KEY_KEPT + 1
+
+
+cdef inline void read_object_byte(UsageScan* scan, char c) noexcept nogil:
+    """Read one byte between the braces: `"name": integer` pairs, at any depth."""
+    if scan.in_string:
+        read_string_byte(scan, c)
+        return
+    if scan.in_number:
+        if is_digit(c):
+            scan.digits += 1
+            if scan.digits <= MAX_COUNT_DIGITS:
+                scan.count = scan.count * 10 + (c - 48)
+            return
+        if c == b'.' or c == b'e' or c == b'E' or c == b'+' or c == b'-':
+            scan.bad_number = True
+            return
+        end_number(scan)
+    if c == b'"':
+        scan.in_string = True
+        scan.key_size = 0
+    elif c == b':':
+        scan.has_colon = scan.has_key
+    elif scan.has_colon and (is_digit(c) or c == b'-'):
+        begin_number(scan, c)
+    elif not is_space(c):
+        scan.has_key = scan.has_colon = False
+        scan.depth += (c == b'{') - (c == b'}')
 
 
 cdef Py_ssize_t seek_key(UsageScan* scan, const char* data, Py_ssize_t size) noexcept nogil:
@@ -350,35 +388,19 @@ cdef Py_ssize_t seek_key(UsageScan* scan, const char* data, Py_ssize_t size) noe
     return -1
 
 
-cdef Py_ssize_t keep_object(UsageScan* scan, const char* data, Py_ssize_t size) noexcept nogil:
-    """Copy the object's bytes; return the offset past its last brace, or `size`."""
+cdef Py_ssize_t read_object(UsageScan* scan, const char* data, Py_ssize_t size) noexcept nogil:
+    """Read on in the object; return the offset past its last brace, or `size`."""
     cdef Py_ssize_t i
-    cdef char c
 
     for i in range(size):
-        c = data[i]
-        if scan.kept == USAGE_KEPT:
+        scan.size += 1
+        if scan.size > USAGE_AT_MOST:
             scan.state = SEEK_KEY       # nothing that large is a usage object
             return i
-        scan.object[scan.kept] = c
-        scan.kept += 1
-        if scan.in_string:
-            if scan.escaped:
-                scan.escaped = False
-            elif c == b'\\':
-                scan.escaped = True
-            elif c == b'"':
-                scan.in_string = False
-        elif c == b'"':
-            scan.in_string = True
-        elif c == b'{':
-            scan.depth += 1
-        elif c == b'}':
-            scan.depth -= 1
-            if scan.depth == 0:
-                read_object(scan)
-                scan.state = SEEK_KEY
-                return i + 1
+        read_object_byte(scan, data[i])
+        if scan.depth == 0 and not scan.in_string:
+            end_object(scan)
+            return i + 1
     return size
 
 
@@ -394,7 +416,7 @@ cdef void usage_feed(UsageScan* scan, const char* data, Py_ssize_t size) noexcep
             scan.state = SEEK_COLON
             scan.previous = b'"'
         elif scan.state == IN_OBJECT:
-            i += keep_object(scan, data + i, size - i)
+            i += read_object(scan, data + i, size - i)
             scan.previous = data[i - 1] if i else scan.previous
         elif is_space(data[i]):
             i += 1
@@ -402,17 +424,13 @@ cdef void usage_feed(UsageScan* scan, const char* data, Py_ssize_t size) noexcep
             scan.state = SEEK_OBJECT
             i += 1
         elif scan.state == SEEK_OBJECT and data[i] == b'{':
-            scan.state = IN_OBJECT
-            scan.depth = 0
-            scan.kept = 0
-            scan.in_string = False
-            scan.escaped = False
+            begin_object(scan)
         else:                           # null, a string, or no key at all
             scan.state = SEEK_KEY
             scan.previous = b':'        # anything but a backslash
     if size > 0:
         scan.previous = data[size - 1]
-    RELAYD_CHECK(0 <= scan.kept <= USAGE_KEPT and 0 <= scan.matched < KEY_SIZE)
+    RELAYD_CHECK(scan.depth >= 0 and 0 <= scan.matched < KEY_SIZE)
 
 
 # --- for Python -------------------------------------------------------------------------------------

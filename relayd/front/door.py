@@ -270,28 +270,31 @@ class Door(RequestHandler):
         self.first_line = b""
         self.exchange = exchange
         self.since_s = self._loop.time()
-        if not empty and isinstance(payload, StreamReader):
+        if not empty:
             self.payload = payload
-            body.on_room = self._pump
             if head.fault == 0:
-                self._take_arrived(exchange)
+                self._take_arrived(body)
+            if self.payload is not None:
+                body.on_room = self._pump
         self.driver.begin(exchange)
         return None
 
-    def _take_arrived(self, exchange: Exchange) -> None:
+    def _take_arrived(self, body: RequestBody) -> None:
         """Give the body what came together with the head: the whole of it, for most requests."""
-        payload, body = self.payload, exchange.body
-        if payload is None or payload.exception() is not None or self._is_mostly_framing(payload):
+        payload = self.payload
+        assert payload is not None
+        if payload._exception is not None or self._is_mostly_framing(payload):
             return  # _pump says what is wrong
-        self.pumping = True  # taking some makes aiohttp go on with what it had kept back
-        try:
-            if payload._size:
+        if len(payload._buffer) == 1 and payload._eof:
+            body.feed(payload._buffer.popleft())  # what read_nowait does, at a fifth of its price
+        elif payload._size:
+            self.pumping = True  # taking some makes aiohttp go on with what it had kept back
+            try:
                 body.feed(payload.read_nowait(-1))
-        finally:
-            self.pumping = False
+            finally:
+                self.pumping = False
         if payload.at_eof():
             self.payload = None
-            body.on_room = None
             body.finish()
 
     # -- bodies

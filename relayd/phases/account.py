@@ -62,7 +62,7 @@ class Books:
     def ended(self, exchange: Exchange, code: int, outcome: str, leg: Leg | None) -> None:
         """An exchange has ended; `leg` is the one that answered, if one did."""
         metrics = self.metrics
-        now = now_ns()
+        now = now_ns() if leg is None else leg.ended_ns
         metrics.in_flight -= 1
         worker = leg.pool.name if leg is not None else ""
         model = exchange.model

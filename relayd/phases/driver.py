@@ -118,7 +118,7 @@ class Driver:
     def _body_arrived(self, exchange: Exchange) -> None:
         if exchange.body.size > self.settings.max_body:
             return self.body_failed(exchange, fault("body_too_large", f"{self.settings.max_body} bytes"))
-        held = min(exchange.body.size, exchange.body.keep)
+        held = exchange.body.size if not exchange.body.lost else exchange.body.keep
         self.held_bytes += held - exchange.held_bytes
         exchange.held_bytes = held
         if self.held_bytes > self.settings.max_held:
@@ -158,6 +158,8 @@ class Driver:
 
     def _decode(self, exchange: Exchange) -> None:
         exchange.phase = "decide"
+        self.held_bytes += exchange.body.size - exchange.held_bytes
+        exchange.held_bytes = exchange.body.size
         refused = decode(exchange, self.settings.max_body)
         if refused is not None:
             return self.refuse(exchange, refused)

@@ -98,7 +98,8 @@ class RetryBudget:
 
     def succeeded(self) -> None:
         """A request succeeded."""
-        self.tokens = min(self.BURST, self.tokens + self.share)
+        if self.tokens < self.BURST:
+            self.tokens += self.share
 
     def take(self, now_ns: int) -> bool:
         """Return True if a retry is allowed now, and count it."""

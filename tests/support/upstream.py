@@ -462,7 +462,8 @@ def bound(port: int = 0) -> socket.socket:
     Another socket can be bound to the same port and listen there (SO_REUSEADDR), so this reserves a port
     for a server that is to come.
     """
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # The protocol is named because asyncio sets TCP_NODELAY only on sockets that say they are TCP.
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind((Upstream.host, port))
     sock.setblocking(False)

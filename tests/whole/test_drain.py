@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.dialects import OPENAI
-from tests.support.upstream import chunk, reply, silence, stream, stream_head
+from tests.support.upstream import Gate, chunk, reply, silence, stream, stream_head
 from tests.support.waiting import eventually
 from tests.support.wire import CLOSED, COMPLETE, RESET, Client, ask, request
 from tests.whole.conftest import Relay, question
@@ -72,16 +72,28 @@ def test_none_of_a_steady_flow_fails(start: Start) -> None:
 
 
 def test_kept_connections_are_told_to_close(start: Start) -> None:
-    relay = start(1, {"drain_delay": "500ms"})
+    relay = start(1, {"drain_delay": "0"})
+    gate = Gate()
+    relay.upstream.play([{"gate": gate}, *reply({"ok": True})])
     with relay.connect() as client:
-        assert client.ask(GET).status == 200
+        client.send(GET)
+        eventually(lambda: relay.upstream.requests)
         relay.gateway.signal(TERM)
-        eventually(lambda: relay.gateway.ask_admin("/readyz")[0] == 503, 1)
-        answer = client.ask(GET)
+        eventually(lambda: _is_refused(relay), 3, "no new connections")
+        gate.open()
+        answer = client.read()
         assert answer.status == 200
         assert (answer.header("connection") or "").lower() == "close"
         assert client.wait_closed(3) == CLOSED
     assert relay.gateway.wait() == 0
+
+
+def _is_refused(relay: Relay) -> bool:
+    try:
+        relay.connect().close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 def test_idle_connections_do_not_hold_it_up(start: Start) -> None:
