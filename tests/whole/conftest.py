@@ -8,6 +8,7 @@ the workers are in favour, and at the end nothing may be in flight.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,35 +75,41 @@ def question(dialect: Dialect, stream: bool = False, version: str = "1.1", **mor
     return post_json(dialect.path, dialect.ask(stream, **more), *dialect.headers, version=version)
 
 
+@contextmanager
+def serving(workers: int = 1, settings: dict[str, str] | None = None, **options: Any) -> Iterator[Relay]:
+    """Run a gateway with so many scripted workers while the context lasts."""
+    with ExitStack() as stack:
+        upstreams = [stack.enter_context(Upstream()) for _ in range(workers)]
+        gateway = stack.enter_context(Gateway(*upstreams, settings=settings, **options))
+        yield Relay(gateway, upstreams)
+
+
 @pytest.fixture(scope="session")
 def _one() -> Iterator[Relay]:
-    with Upstream() as upstream, Gateway(upstream) as gateway:
-        yield Relay(gateway, [upstream])
+    with serving() as relay:
+        yield relay
 
 
 @pytest.fixture(scope="session")
 def _two() -> Iterator[Relay]:
-    with (
-        Upstream() as first,
-        Upstream() as second,
-        Gateway(first, second, settings=PAIR_SETTINGS) as gateway,
-    ):
-        yield Relay(gateway, [first, second])
+    with serving(2, PAIR_SETTINGS) as relay:
+        yield relay
 
 
 @pytest.fixture
 def relay(_one: Relay) -> Iterator[Relay]:
     """A gateway with one worker and default settings."""
-    yield from _lend(_one)
+    yield from lend(_one)
 
 
 @pytest.fixture
 def pair(_two: Relay) -> Iterator[Relay]:
     """A gateway with two workers that takes them in turn; a first token may take 700 ms."""
-    yield from _lend(_two)
+    yield from lend(_two)
 
 
-def _lend(relay: Relay) -> Iterator[Relay]:
+def lend(relay: Relay) -> Iterator[Relay]:
+    """Hand out a gateway that several tests share, as if it were new; the body of a fixture."""
     for upstream in relay.upstreams:
         upstream.listen()
     relay.renew()
@@ -113,22 +120,5 @@ def _lend(relay: Relay) -> Iterator[Relay]:
 @pytest.fixture
 def start() -> Iterator[Callable[..., Relay]]:
     """A function that starts a gateway for this test alone: `start(2, {"idle": "1s"})`."""
-    started: list[Relay] = []
-
-    def start_one(workers: int = 1, settings: dict[str, str] | None = None, **options: Any) -> Relay:
-        upstreams = [Upstream() for _ in range(workers)]
-        try:
-            gateway = Gateway(*upstreams, settings=settings, **options)
-        except BaseException:
-            for upstream in upstreams:
-                upstream.close()
-            raise
-        relay = Relay(gateway, upstreams)
-        started.append(relay)
-        return relay
-
-    yield start_one
-    for relay in started:
-        relay.gateway.close()
-        for upstream in relay.upstreams:
-            upstream.close()
+    with ExitStack() as stack:
+        yield lambda *arguments, **options: stack.enter_context(serving(*arguments, **options))

@@ -171,7 +171,7 @@ def test_an_upload_to_a_worker_that_does_not_read_is_held_back(start: Callable[.
     assert taken < 256 * MIB
     assert grown < 8 * 1024
     client.reset()
-    relay.gateway.wait_idle()
+    relay.gateway.wait_idle(2)  # leaving is noticed although nothing is being read
 
 
 def test_a_large_upload_arrives_whole(relay: Relay) -> None:

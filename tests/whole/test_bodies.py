@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -13,7 +13,7 @@ from tests.support.dialects import ANTHROPIC, OPENAI, Dialect
 from tests.support.upstream import head, reply, send, silence
 from tests.support.waiting import eventually
 from tests.support.wire import Answer, ask, chunked, every_way, post_json, request
-from tests.whole.conftest import Relay, question
+from tests.whole.conftest import Relay, lend, question, serving
 
 JSON = ("Content-Type", "application/json")
 
@@ -87,9 +87,16 @@ def test_fields_may_be_null(relay: Relay) -> None:
 # Limits
 
 
+@pytest.fixture(scope="module")
+def _small() -> Iterator[Relay]:
+    with serving(1, {"max_body": "64KiB"}) as relay:
+        yield relay
+
+
 @pytest.fixture
-def small(start: Callable[..., Relay]) -> Relay:
-    return start(1, {"max_body": "64KiB"})
+def small(_small: Relay) -> Iterator[Relay]:
+    """A gateway that takes bodies of 64 KiB."""
+    yield from lend(_small)
 
 
 def _is_too_large(answer: Answer, relay: Relay) -> None:

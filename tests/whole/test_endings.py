@@ -8,7 +8,7 @@ so its connection is reset: a FIN would look like the end of a whole answer.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -27,7 +27,7 @@ from tests.support.upstream import (
 )
 from tests.support.waiting import eventually
 from tests.support.wire import CLOSED, COMPLETE, RESET, Answer, ask
-from tests.whole.conftest import Relay, question
+from tests.whole.conftest import Relay, lend, question, serving
 
 Tail = list[dict[str, object]]
 
@@ -215,34 +215,39 @@ def test_an_HTTP_1_0_client_gets_plain_answers(relay: Relay) -> None:
 # Time
 
 
+@pytest.fixture(scope="module")
+def _impatient() -> Iterator[Relay]:
+    with serving(1, {"resilience.timeouts.idle": "400ms"}) as relay:
+        yield relay
+
+
+@pytest.fixture
+def impatient(_impatient: Relay) -> Iterator[Relay]:
+    """A gateway that waits 400 ms for the next byte."""
+    yield from lend(_impatient)
+
+
 @by_dialect
-def test_silence_in_mid_stream_is_a_cut_that_names_its_limit(
-    start: Callable[..., Relay], dialect: Dialect
-) -> None:
-    relay = start(1, {"resilience.timeouts.idle": "400ms"})
-    relay.upstream.play(_script(dialect, [silence(5)]))
+def test_silence_in_mid_stream_is_a_cut_that_names_its_limit(impatient: Relay, dialect: Dialect) -> None:
+    impatient.upstream.play(_script(dialect, [silence(5)]))
     asked_at = time.monotonic()
-    answer = relay.ask(dialect, stream=True)
+    answer = impatient.ask(dialect, stream=True)
     _is_cut_visibly(answer, dialect)
     assert "idle" in sse.read(bytes(answer.body)).events[-1].data
-    connection = relay.upstream.requests[0].connection
+    connection = impatient.upstream.requests[0].connection
     closed_at = eventually(lambda: connection.closed_at, 2, "the worker sees the close")
     assert closed_at - asked_at < 4
 
 
-def test_slow_words_are_not_silence(start: Callable[..., Relay]) -> None:
-    relay = start(1, {"resilience.timeouts.idle": "400ms"})
+def test_slow_words_are_not_silence(impatient: Relay) -> None:
     events = OPENAI.events(*"abcdefgh")
-    relay.upstream.play(stream(*events, gap=0.15))
-    answer = relay.ask(OPENAI, stream=True)
-    assert answer.ending == COMPLETE
+    impatient.upstream.play(stream(*events, gap=0.15))
+    assert impatient.ask(OPENAI, stream=True).ending == COMPLETE
 
 
-def test_silence_inside_a_plain_answer_is_a_cut(start: Callable[..., Relay]) -> None:
-    relay = start(1, {"resilience.timeouts.idle": "400ms"})
-    relay.upstream.play([head(200, ("content-length", "100")), send("half"), silence(5)])
-    answer = relay.ask(OPENAI)
-    assert answer.ending in (CLOSED, RESET)
+def test_silence_inside_a_plain_answer_is_a_cut(impatient: Relay) -> None:
+    impatient.upstream.play([head(200, ("content-length", "100")), send("half"), silence(5)])
+    assert impatient.ask(OPENAI).ending in (CLOSED, RESET)
 
 
 def test_the_total_timeout_ends_a_stream_that_goes_on_for_ever(start: Callable[..., Relay]) -> None:

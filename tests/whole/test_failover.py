@@ -189,14 +189,16 @@ def test_the_last_answer_is_passed_on_if_all_fail(start: Callable[..., Relay]) -
     assert pair.requests == 2
 
 
-@pytest.mark.parametrize("status", [429, 500, 503, 529])
-def test_a_single_workers_answer_passes_as_it_is(start: Callable[..., Relay], status: int) -> None:
+def test_a_single_workers_answer_passes_as_it_is(start: Callable[..., Relay]) -> None:
+    """However often: there is nobody else to ask, so it is asked even while it wants to be left alone."""
     relay = start()
-    relay.upstream.play(reply(ERROR, status, ("retry-after", "9"), ("x-worker-says", "so")))
-    answer = relay.ask(OPENAI)
-    assert (answer.status, answer.json()) == (status, ERROR)
-    assert (answer.header("retry-after"), answer.header("x-worker-says")) == ("9", "so")
-    assert relay.requests == 1
+    statuses = [429, 500, 503, 529] * 3
+    for status in statuses:
+        relay.upstream.play(reply(ERROR, status, ("retry-after", "9"), ("x-worker-says", "so")))
+        answer = relay.ask(OPENAI)
+        assert (answer.status, answer.json()) == (status, ERROR)
+        assert (answer.header("retry-after"), answer.header("x-worker-says")) == ("9", "so")
+    assert relay.requests == len(statuses)
 
 
 def test_an_error_event_of_a_single_worker_passes_as_it_is(relay: Relay) -> None:
@@ -231,13 +233,13 @@ def _is_worded(answer: Answer, dialect: Dialect) -> None:
     assert answer.header("x-request-id")
 
 
-@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
-def test_a_silent_single_worker_is_a_504(start: Callable[..., Relay], dialect: Dialect) -> None:
+def test_a_silent_single_worker_is_a_504(start: Callable[..., Relay]) -> None:
     relay = start(1, {"resilience.timeouts.first_token": "300ms"})
     relay.upstream.play([silence()])
-    answer = relay.ask(dialect, stream=True)
-    assert answer.status == 504
-    _is_worded(answer, dialect)
+    for dialect in DIALECTS:
+        answer = relay.ask(dialect, stream=True)
+        assert answer.status == 504
+        _is_worded(answer, dialect)
 
 
 # The commit point itself

@@ -366,10 +366,7 @@ def test_an_error_inside_messages_raises(relay: Relay, ask: Callable[[Relay], st
     ("header", "value", "at_least_s"),
     [("retry-after-ms", "300", 0.3), ("retry-after", "0.4", 0.4), ("retry-after", "1", 1.0)],
 )
-def test_retry_after_is_obeyed(
-    start: Callable[..., Relay], header: str, value: str, at_least_s: float
-) -> None:
-    relay = start()
+def test_retry_after_is_obeyed(relay: Relay, header: str, value: str, at_least_s: float) -> None:
     relay.upstream.play(
         reply({"error": {"message": "slow down"}}, 429, (header, value)), reply(OPENAI.whole(TEXT))
     )
@@ -383,8 +380,7 @@ def test_retry_after_is_obeyed(
     assert (first.header("x-stainless-retry-count"), second.header("x-stainless-retry-count")) == ("0", "1")
 
 
-def test_anthropic_obeys_as_well(start: Callable[..., Relay]) -> None:
-    relay = start()
+def test_anthropic_obeys_as_well(relay: Relay) -> None:
     error = {"type": "error", "error": {"type": "rate_limit_error", "message": "slow down"}}
     relay.upstream.play(reply(error, 429, ("retry-after-ms", "300")), reply(ANTHROPIC.whole(TEXT)))
     client = _anthropic(relay).with_options(max_retries=1)
@@ -394,8 +390,7 @@ def test_anthropic_obeys_as_well(start: Callable[..., Relay]) -> None:
     assert second.at - first.at >= 0.3
 
 
-def test_a_client_that_is_told_not_to_retry_does_not(start: Callable[..., Relay]) -> None:
-    relay = start()
+def test_a_client_that_is_told_not_to_retry_does_not(relay: Relay) -> None:
     relay.upstream.play(reply({"error": {"message": "no"}}, 500, ("x-should-retry", "false")))
     with pytest.raises(openai.InternalServerError):
         _openai(relay).with_options(max_retries=3).chat.completions.create(model="m", messages=HELLO)

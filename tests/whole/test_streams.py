@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.support.dialects import ANTHROPIC, DIALECTS, OPENAI, RESPONSES, Diale
 from tests.support.upstream import Gate, chunk, reply, send, stream, stream_head
 from tests.support.waiting import eventually
 from tests.support.wire import COMPLETE, ask, chunked, every_way, request
-from tests.whole.conftest import Relay, question
+from tests.whole.conftest import Relay, lend, question, serving
 
 by_dialect = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
 
@@ -92,9 +92,16 @@ def test_a_plain_answer_to_a_stream_is_passed_on(relay: Relay) -> None:
 # Signs of life
 
 
+@pytest.fixture(scope="module")
+def _lively() -> Iterator[Relay]:
+    with serving(1, {"sse_keepalive": "200ms"}) as relay:
+        yield relay
+
+
 @pytest.fixture
-def lively(start: Callable[..., Relay]) -> Relay:
-    return start(1, {"sse_keepalive": "200ms"})
+def lively(_lively: Relay) -> Iterator[Relay]:
+    """A gateway that gives a sign of life after 200 ms of silence."""
+    yield from lend(_lively)
 
 
 def _slow(dialect: Dialect) -> list[dict[str, object]]:
@@ -179,9 +186,16 @@ def test_there_are_none_unless_asked_for(relay: Relay) -> None:
 # Usage
 
 
-@pytest.fixture(params=["vllm", "sglang"])
-def counting(request: pytest.FixtureRequest, start: Callable[..., Relay]) -> Relay:
-    return start(1, {"engine": request.param})
+@pytest.fixture(scope="module", params=["vllm", "sglang"])
+def _counting(request: pytest.FixtureRequest) -> Iterator[Relay]:
+    with serving(1, {"engine": request.param}) as relay:
+        yield relay
+
+
+@pytest.fixture
+def counting(_counting: Relay) -> Iterator[Relay]:
+    """A gateway that asks for usage on its own account."""
+    yield from lend(_counting)
 
 
 def _tokens(relay: Relay) -> tuple[float, float, float]:
