@@ -114,6 +114,7 @@ class Route(NamedTuple):
     dialect: Dialect
     terminator: int = Terminator.TERMINATOR_NONE
     body: str = "none"  # how the model is found: "json", "multipart", or "none"
+    uncached_input: bool = False  # reported input tokens leave the cached ones out
 
 
 class Client:
@@ -148,8 +149,6 @@ class Exchange(msgspec.Struct, eq=False):
     decision_ns: int = 0  # how long the decision took
     leg_ns: int = 0  # how long all legs took
     phase: str = "admit"
-    request_id: bytes = b""
-    traceparent: bytes = b""
     model: str = ""
     stream: bool = False
     strip_usage: bool = False  # of a usage event that only relayd asked for

@@ -32,8 +32,8 @@ cdef class RequestHead:
     cdef readonly bytes accept_encoding
     cdef readonly bytes forwarded_for
     cdef readonly bytes forwarded_proto
-    cdef readonly bytes request_id
-    cdef readonly bytes traceparent
+    cdef readonly bytes request_id          # the client's, or one of ours; never None
+    cdef readonly bytes traceparent         # the same
     cdef readonly bytes authorization
     cdef readonly bytes api_key             # x-api-key or api-key
     cdef readonly bytes bad_name            # the field that `fault` is about, if it is about one
@@ -47,13 +47,14 @@ cdef class RequestHead:
     # Each returns a HeadFault, or -1 with an exception set.
     cdef int _read(self, str method, bytes target, int version_minor, object headers) except -1
     cdef int _read_target(self, bytes target) except -1
+    cdef int _name(self) except -1
     cdef int _read_headers(self, object headers) except -1
     cdef int _note(self, int action, bytes value) except -1
 
-    # The head for a worker.  `identity` is the block that relayd adds (request id, forwarding, via);
+    # The head for a worker.  `client` is the block that relayd adds about who asks (forwarding, via);
     # length: bytes of the body, -1 for chunked, -2 for no body at all.
     cpdef bytes for_worker(
-        self, bytes host, bytes identity, bint stream, bint with_credentials, Py_ssize_t length)
+        self, bytes host, bytes client, bint stream, bint with_credentials, Py_ssize_t length)
 
 
 cdef class ResponseHead:

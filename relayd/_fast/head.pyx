@@ -159,10 +159,12 @@ cpdef bytes random_hex(int words):
 # RFC 9110 5.6.2: the characters of a token.
 cdef bint[256] IS_TOKEN
 cdef bint[256] IS_HOST
+cdef bint[256] IS_ID
 
 for _c in range(256):
     IS_TOKEN[_c] = chr(_c).isalnum() and _c < 128 or chr(_c) in "!#$%&'*+-.^_`|~"
     IS_HOST[_c] = chr(_c).isalnum() and _c < 128 or chr(_c) in "-._~%"
+    IS_ID[_c] = chr(_c).isalnum() and _c < 128 or chr(_c) in "._:/+=@-"
 
 
 cdef bytes field_line(bytes name, bytes value):
@@ -263,6 +265,31 @@ cdef bint climbs(bytes path):
     return b".." in plain.replace(b"\\", b"/").split(b"/")
 
 
+cdef bint is_request_id(bytes value) noexcept:
+    """True for 1 to 128 characters that are safe in a header, a log and a URL."""
+    cdef const unsigned char* text = <const unsigned char*> PyBytes_AS_STRING(value)
+    cdef Py_ssize_t i, size = PyBytes_GET_SIZE(value)
+    for i in range(size):
+        if not IS_ID[text[i]]:
+            return False
+    return 0 < size <= 128
+
+
+cdef bint is_traceparent(bytes value) noexcept:
+    """True for version-trace-parent-flags in lower-case hexadecimal (W3C Trace Context, level 1)."""
+    cdef const unsigned char* text = <const unsigned char*> PyBytes_AS_STRING(value)
+    cdef Py_ssize_t i
+    if PyBytes_GET_SIZE(value) != 55:
+        return False
+    for i in range(55):
+        if i == 2 or i == 35 or i == 52:
+            if text[i] != 45:
+                return False
+        elif not (48 <= text[i] <= 57 or 97 <= text[i] <= 102):
+            return False
+    return True
+
+
 cdef bint has_two_credentials(bytes value):
     """True for `Bearer a, Bearer b` and other ways to put two into one line."""
     cdef bytes scheme, rest
@@ -304,6 +331,8 @@ cdef int slow_action_of(bytes name, dict actions) except -1:
 
 cdef set named_by(bytes connection):
     """Return the lower-case field names in a Connection value that it may take away."""
+    if connection == b"keep-alive" or connection == b"close":
+        return set()
     return {
         name for name in [part.strip().lower() for part in connection.split(b",")]
         if name and name not in UNNAMEABLE and name not in (b"close", b"keep-alive")
@@ -333,6 +362,7 @@ cdef class RequestHead:
         self.target = target
         self.path = target
         self.fault = self._read(method, target, version_minor, headers)
+        self._name()
 
     cdef int _read(self, str method, bytes target, int version_minor, object headers) except -1:
         cdef int fault
@@ -348,6 +378,22 @@ cdef class RequestHead:
         if self.chunked and (version_minor == 0 or self.content_length >= 0):
             return HEAD_BAD_LENGTH
         return self._read_target(target)
+
+    cdef int _name(self) except -1:
+        """Keep the client's request id and traceparent if they are sound, or make them."""
+        cdef bytes drawn
+        if self.request_id is not None and not is_request_id(self.request_id):
+            self.request_id = None
+        if self.traceparent is not None and not is_traceparent(self.traceparent):
+            self.traceparent = None
+        if self.request_id is not None and self.traceparent is not None:
+            return 0
+        drawn = random_hex(3)
+        if self.request_id is None:
+            self.request_id = b"req_" + drawn[:24]
+        if self.traceparent is None:
+            self.traceparent = b"00-" + drawn[:32] + b"-" + drawn[32:] + b"-01"
+        return 0
 
     cdef int _read_target(self, bytes target) except -1:
         cdef bytes rest, authority
@@ -455,11 +501,11 @@ cdef class RequestHead:
         return HEAD_OK
 
     cpdef bytes for_worker(
-        self, bytes host, bytes identity, bint stream, bint with_credentials, Py_ssize_t length
+        self, bytes host, bytes client, bint stream, bint with_credentials, Py_ssize_t length
     ):
         """Return the bytes of the head that a worker gets, blank line included.
 
-        `host` is the worker's Host value; `identity` the lines that relayd adds; `stream` asks for
+        `host` is the worker's Host value; `client` the lines about who asks; `stream` asks for
         an identity coding instead of passing Accept-Encoding on; `length` is the body's size in
         bytes, -1 to announce chunks, -2 for no body.
         """
@@ -471,7 +517,12 @@ cdef class RequestHead:
             parts.append(b"Accept-Encoding: identity\r\n")
         elif self.accept_encoding is not None:
             parts.append(b"Accept-Encoding: %b\r\n" % self.accept_encoding)
-        parts.append(identity)
+        parts.append(client)
+        parts.append(b"X-Request-Id: ")
+        parts.append(self.request_id)
+        parts.append(b"\r\nTraceparent: ")
+        parts.append(self.traceparent)
+        parts.append(b"\r\n")
         if length >= 0:
             parts.append(b"Content-Length: %d\r\n\r\n" % length)
         elif length == -1:

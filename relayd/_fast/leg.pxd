@@ -57,6 +57,7 @@ cdef enum:
     HEADERS_AT_MOST = 256
     INTERIM_AT_MOST = 16        # 1xx answers before the real one
     FRAMING_AT_MOST = 16384     # bytes without body inside a body: chunk extensions, trailers
+    OUTCOMES = 16               # more than there are
     FEED_AT_MOST = 16384        # bytes given to the parser at once, so that the above is exact enough
 
 
@@ -99,6 +100,7 @@ cdef class Pool:
     cdef readonly int64_t prompt_tokens # of legs whose first content has not come
     cdef readonly int64_t output_tokens # expected and not yet seen
     cdef readonly int64_t last_pick     # order number of the last leg begun here
+    cdef uint64_t[OUTCOMES] ended       # legs by LegOutcome; the last one counts answers >= 500
 
     cdef Connection take_idle(self)
     cdef int want(self, Leg leg) except -1

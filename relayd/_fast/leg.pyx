@@ -298,6 +298,10 @@ cdef class Pool:
             connection.close()
         return len(old)
 
+    def legs_ended(self):
+        """Return how many legs ended in each LegOutcome; the last number is of complete answers >= 500."""
+        return [self.ended[i] for i in range(OUTCOMES)]
+
     @property
     def idle_count(self):
         """Connections that are open and serve nobody."""
@@ -618,9 +622,9 @@ cdef class Leg(Source):
     def cancel(self):
         """Give up: the worker sees its connection close, and the owner hears nothing."""
         if self.state != LEG_ENDED:
+            self.outcome = LEG_CANCELLED
             self.leave()
             self.state = LEG_ENDED
-            self.outcome = LEG_CANCELLED
 
     def go_on_without_client(self, Sink sink, int64_t deadline_ns):
         """Let the worker finish into `sink`, for its usage, until `deadline_ns`."""
@@ -974,6 +978,7 @@ cdef class Leg(Source):
         self.terms.sweeper.remove(self)
         self.sink.detach()
         self.connection = None
+        pool.ended[OUTCOMES - 1 if self.outcome == LEG_COMPLETE and self.status >= 500 else self.outcome] += 1
         pool.in_flight -= 1
         pool.prompt_tokens -= self.prompt_tokens
         pool.output_tokens -= self.output_tokens

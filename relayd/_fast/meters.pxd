@@ -5,6 +5,8 @@
 
 from libc.stdint cimport int64_t, uint64_t
 
+from relayd._fast.leg cimport Leg
+
 cdef enum:
     BUCKETS_AT_MOST = 40
 
@@ -19,3 +21,30 @@ cdef class Histogram:
 
     # Count a duration of `ns` nanoseconds; negative ones count as 0.
     cpdef int observe_ns(self, int64_t ns) except -1
+
+
+# Everything that is counted for every request, in one call.
+cdef class Meters:
+    cdef readonly Histogram ttft            # arrival to first content, of streams
+    cdef readonly Histogram tpot            # per output token after the first, of streams
+    cdef readonly Histogram duration        # arrival to end
+    cdef readonly Histogram overhead        # of it, what no worker took
+    cdef readonly Histogram decision
+    # Tokens as workers reported them, and estimates where they did not.
+    cdef readonly int64_t input_tokens
+    cdef readonly int64_t output_tokens
+    cdef readonly int64_t cached_input_tokens
+    cdef readonly int64_t estimated_input_tokens
+    cdef readonly int64_t estimated_output_tokens
+    cdef readonly int64_t refused_usages
+
+    # An exchange without an answer from a worker has ended.
+    cpdef int ended(self, int64_t arrived_ns, int64_t now_ns) except -1
+
+    # `leg` has answered it.  `leg_ns` is what all its legs took; `prompt_estimate` is used where the
+    # worker reported nothing, -1 if tokens mean nothing here; `uncached_input` says that the reported
+    # input leaves the cached tokens out.
+    cpdef int answered(
+        self, Leg leg, int64_t arrived_ns, int64_t ready_ns, int64_t leg_ns, int64_t decision_ns,
+        int64_t prompt_estimate, bint uncached_input) except -1
+    cdef int note_tokens(self, Leg leg, int64_t prompt_estimate, bint uncached_input) except -1

@@ -9,7 +9,7 @@ from math import isfinite
 HELP = "show what relayd does when a worker dies, on simulated workers"
 
 DEFAULT_SECONDS = 12.0
-DEFAULT_RATE = 16.0
+DEFAULT_RATE = 13.0
 LEAST_SECONDS, MOST_SECONDS = 1.0, 600.0
 LEAST_RATE, MOST_RATE = 0.1, 500.0
 
@@ -30,8 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"requests a second ({DEFAULT_RATE:g})",
     )
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="other traffic, as repeatable (1)")
-    parser.add_argument("--json", action="store_true", help="the result as JSON on stdout, and nothing else there")
+    parser.add_argument(
+        "--seed", type=seed, default=1, metavar="N", help="the same number makes the same traffic (1)"
+    )
+    parser.add_argument("--json", action="store_true", help="JSON on stdout, and nothing else there")
     parser.add_argument(
         "--serve", action="store_true", help="no traffic: leave workers and relayd running until Ctrl-C"
     )
@@ -50,6 +52,13 @@ def between(least: float, most: float) -> Callable[[str], float]:
         return number
 
     return read
+
+
+def seed(text: str) -> int:
+    """Return the number that `text` is."""
+    if not text.isdecimal() or len(text) > 9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at most nine digits")
+    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:

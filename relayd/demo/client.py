@@ -1,8 +1,8 @@
 """One request as its client lives it, on the wire.
 
-The client never retries: what relayd cannot save is a failure, and is counted as one.  It is written on bare
-protocols because the machine that runs the demo also runs the gateway and three workers; the official SDK would
-take more of it than all of them.
+The client never retries: what relayd cannot save is a failure, and is counted as one.  It is written
+on bare protocols because the machine that runs the demo also runs the gateway and three workers; the official
+SDK would take more of it than all of them.
 
 How a request can end, for whoever asked:
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from time import monotonic
 from typing import Any, cast
 
 import httptools
@@ -39,7 +40,7 @@ class Ending(enum.StrEnum):
 
 
 class Call:
-    """One request and what became of it.  Times are the loop's, in seconds."""
+    """One request and what became of it.  Times are `time.monotonic`'s."""
 
     def __init__(self, ask: Ask, due_at: float) -> None:
         self.ask = ask
@@ -58,10 +59,6 @@ class Call:
     def has_begun(self) -> bool:
         """True if something of the answer has arrived."""
         return bool(self.text)
-
-    def is_open_at(self, moment: float) -> bool:
-        """True if the request was under way at `moment`."""
-        return self.sent_at <= moment < self.ended_at
 
     def end(self, ending: Ending, now: float, how: str = "") -> None:
         """Note how the request ended; only the first end counts."""
@@ -84,13 +81,13 @@ class Client:
         try:
             connection = self.idle.pop() if self.idle else await self._connect()
         except OSError as error:
-            call.sent_at = self.loop.time()
-            call.end(Ending.FAILED, self.loop.time(), f"relayd cannot be reached: {error.strerror or error}")
+            call.sent_at = monotonic()
+            call.end(Ending.FAILED, monotonic(), f"relayd cannot be reached: {error.strerror or error}")
             return
         try:
             await connection.carry(call, data)
         except asyncio.CancelledError:
-            call.end(Ending.UNFINISHED, self.loop.time())
+            call.end(Ending.UNFINISHED, monotonic())
             raise
 
     async def _connect(self) -> Connection:
@@ -120,7 +117,7 @@ class Connection(asyncio.Protocol):
         self.reader = StreamReader(call) if call.ask.streamed else PlainReader(call)
         self.parser = httptools.HttpResponseParser(self)
         self.done = self.client.loop.create_future()
-        call.sent_at = self.client.loop.time()
+        call.sent_at = monotonic()
         if self.transport.is_closing():
             self._lost("the connection was closed while it was idle")
         else:
@@ -161,13 +158,13 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         assert self.reader is not None
-        self.reader.read(body, self.client.loop.time())
+        self.reader.read(body, monotonic())
 
     def on_message_complete(self) -> None:
         call, reader = self.call, self.reader
         if call is None or reader is None:
             return
-        now = self.client.loop.time()
+        now = monotonic()
         if call.status != 200:
             call.end(Ending.FAILED, now, f"status {call.status}: {reader.rest()}")
         elif reader.is_whole():
@@ -181,7 +178,7 @@ class Connection(asyncio.Protocol):
 
     def _lost(self, why: str) -> None:
         if self.call is not None:
-            self._broke_off(self.call, self.client.loop.time(), why, Ending.CUT)
+            self._broke_off(self.call, monotonic(), why, Ending.CUT)
             self._finish(reuse=False)
 
     def _broke_off(self, call: Call, now: float, why: str, ending: Ending) -> None:

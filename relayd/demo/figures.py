@@ -8,7 +8,7 @@ Times of a request count from the moment it was due, so a client that is late is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -58,35 +58,36 @@ class Figures:
 def figures_of(act: Act) -> Figures:
     """Add up one run."""
     calls = act.calls
-    by_ending = {ending: [call for call in calls if call.ending is ending] for ending in Ending}
-    answered, cut = by_ending[Ending.ANSWERED], by_ending[Ending.CUT]
     return Figures(
         policy=act.policy,
         sent=len(calls),
-        answered=len(answered),
-        failed_before_first_token=len(by_ending[Ending.FAILED]),
-        cut=len(cut),
-        cut_by_error_event=sum(call.told_by_event for call in cut),
-        cut_silently=len(by_ending[Ending.SILENT]),
-        unfinished=len(by_ending[Ending.UNFINISHED]),
-        open_on_killed_worker=sum(
-            call.worker == VICTIM and call.ask.streamed and call.is_open_at(act.killed_at) for call in calls
-        ),
+        answered=act.count(Ending.ANSWERED),
+        failed_before_first_token=act.count(Ending.FAILED),
+        cut=act.count(Ending.CUT),
+        cut_by_error_event=sum(call.told_by_event for call in calls if call.ending is Ending.CUT),
+        cut_silently=act.count(Ending.SILENT),
+        unfinished=act.count(Ending.UNFINISHED),
+        open_on_killed_worker=sum(call.ask.streamed and was_on_victim(call, act) for call in calls),
         moved=round(counted(act, "relayd_retries_total")),
         killed_at_s=act.killed_at - act.began_at,
         kill_to_next_success_s=next_success_s(act),
         ttft=quantiles([call.first_at - call.due_at for call in calls if call.first_at < NEVER]),
-        latency=quantiles([call.ended_at - call.due_at for call in answered]),
+        latency=quantiles([c.ended_at - c.due_at for c in calls if c.ending is Ending.ANSWERED]),
         overhead=histogram_quantiles(act, "relayd_overhead_seconds"),
         decision=histogram_quantiles(act, "relayd_decision_seconds"),
         send_lag=quantiles([call.sent_at - call.due_at for call in calls if call.sent_at < NEVER]),
-        share_before=shares(calls, lambda call: call.sent_at <= act.killed_at),
-        share_after=shares(calls, lambda call: call.sent_at > act.killed_at),
+        share_before=shares(call for call in calls if call.sent_at <= act.killed_at),
+        share_after=shares(call for call in calls if call.sent_at > act.killed_at),
     )
 
 
+def was_on_victim(call: Call, act: Act) -> bool:
+    """True if the killed worker was writing this answer when it died."""
+    return call.worker == VICTIM and call.sent_at <= act.killed_at < call.ended_at
+
+
 def next_success_s(act: Act) -> float | None:
-    """Return how long after the kill a request that was sent after it had its first token (or whole answer)."""
+    """Return how long after the kill a request sent after it had its first token, or a whole plain answer."""
     moments = [
         min(call.first_at, call.ended_at)
         for call in act.calls
@@ -95,9 +96,9 @@ def next_success_s(act: Act) -> float | None:
     return min(moments) - act.killed_at if moments else None
 
 
-def shares(calls: Iterable[Call], wanted: Callable[[Call], bool]) -> Share:
-    """Return which share of the wanted requests each worker answered."""
-    workers = [call.worker for call in calls if wanted(call) and call.worker]
+def shares(calls: Iterable[Call]) -> Share:
+    """Return which share of these requests each worker answered."""
+    workers = [call.worker for call in calls if call.worker]
     return {place.name: workers.count(place.name) / max(1, len(workers)) for place in PLACES}
 
 

@@ -51,9 +51,9 @@ Content-Length: {length}\r
 """
 
 WORDS = (
-    "please read the following notes and tell me in plain words what they say about queues workers tokens and "
-    "the time it takes until an answer begins because my colleagues and I would like to know before Monday"
-).split()
+    "the", "a", "queue", "worker", "token", "answer", "please", "read", "these", "notes", "and", "tell", "me",
+    "what", "they", "say", "about", "waiting", "because", "my", "colleagues", "would", "like", "to", "know",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,5 +109,3 @@ def prose(rng: random.Random, length: int) -> str:
 def on_the_wire(ask: Ask, host: str) -> bytes:
     """Return the bytes of the request; `host` is HOST:PORT."""
     return HEAD.format(host=host, length=len(ask.body)).encode() + ask.body
-
-

@@ -1,6 +1,6 @@
 """The command itself: both runs one after the other, or a fleet that is left running.
 
-However it ends, the processes are ended first: signals cancel the one task, and `async with` does the rest.
+However it ends, the processes are ended first: a signal cancels the one task, and `async with` does the rest.
 """
 
 from __future__ import annotations
@@ -8,58 +8,70 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import uvloop
 
-from relayd.demo.act import Act, play
+from relayd.demo.act import Act, Script, play
 from relayd.demo.figures import figures_of
-from relayd.demo.fleet import VICTIM, DemoFault, Fleet
+from relayd.demo.fleet import PLACES, VICTIM, DemoFault, Fleet
 from relayd.demo.plan import MODEL, make_plan
 from relayd.demo.progress import Progress
-from relayd.demo.promises import broken_promises, pairs
+from relayd.demo.promises import broken_promises, comparable
 from relayd.demo.report import Result, as_json, as_text
 
-OK, BROKEN, INTERRUPTED = 0, 1, 130
-POLICIES = ("least_tokens", "round_robin")
+OK, BROKEN = 0, 1
+SIGNALLED = 128  # plus the signal's number, as shells say it
+OURS, THEIRS = "least_tokens", "round_robin"
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
     job = leave_running(args.json, args.seed) if args.serve else compare(args)
     try:
-        return uvloop.run(until_signal(job, OK if args.serve else INTERRUPTED))
+        code = uvloop.run(until_signal(job))
     except DemoFault as fault:
-        print(f"relayd demo: {fault}", file=sys.stderr)
+        tell(f"relayd demo: {fault}")
+        return BROKEN
     except BrokenPipeError:
-        # Whoever read our output has gone.
-        sys.stdout = None  # type: ignore[assignment]
-    return BROKEN
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on; say no more there
+        return BROKEN
+    if code > SIGNALLED:
+        tell("relayd demo: stopped, and everything it had started")
+        return OK if args.serve else code
+    return code
 
 
-async def until_signal(job: Coroutine[Any, Any, int], code: int) -> int:
-    """Run `job`; return its exit code, or `code` if a signal ended it."""
+async def until_signal(job: Coroutine[Any, Any, int]) -> int:
+    """Run `job` and return its exit code; or, if a signal ended it, what shells would call that."""
     loop = asyncio.get_running_loop()
     task = loop.create_task(job)
+    seen: list[int] = []
+
+    def stop(number: int) -> None:
+        if not seen:  # a second signal must not disturb the cleaning up
+            seen.append(number)
+            task.cancel()
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, cancel_once(task))
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            loop.add_signal_handler(number, stop, number)
     try:
         return await task
     except asyncio.CancelledError:
-        return code
+        return SIGNALLED + seen[0]
 
 
-def cancel_once(task: asyncio.Task[int]) -> Callable[[], None]:
-    """Return what cancels `task` the first time: a second signal must not disturb the cleaning up."""
-
-    def cancel() -> None:
-        if not task.cancelling():
-            task.cancel()
-
-    return cancel
+def tell(line: str) -> None:
+    """Say something on stderr, if anybody is there."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        pass
 
 
 # -- both runs
@@ -67,51 +79,55 @@ def cancel_once(task: asyncio.Task[int]) -> Callable[[], None]:
 
 async def compare(args: argparse.Namespace) -> int:
     """Play the same plan under two policies and say what came of it."""
-    progress = Progress()
     plan = make_plan(args.seconds, args.rate, args.seed)
     if not plan:
-        raise DemoFault(f"--seconds {args.seconds:g} at --rate {args.rate:g} is not one request; raise one of them")
+        raise DemoFault(
+            f"not one request falls into {args.seconds:g} s at {args.rate:g} a second; raise --seconds or --rate"
+        )
+    progress = Progress()
+    script = Script(plan, args.seconds, progress.show, progress.say)
     try:
-        acts = [await perform(policy, plan, args, progress) for policy in POLICIES]
+        ours, theirs = [await perform(policy, script, args.seed) for policy in (OURS, THEIRS)]
     finally:
         progress.clear()
-    ours, theirs = acts
     result = Result(
-        args.seconds, args.rate, args.seed,
-        (figures_of(ours), figures_of(theirs)), len(pairs(ours, theirs)), broken_promises(acts),
-    )  # fmt: skip
+        seconds=args.seconds,
+        rate=args.rate,
+        seed=args.seed,
+        runs=(figures_of(ours), figures_of(theirs)),
+        compared=len(comparable(ours, theirs)),
+        broken=broken_promises(ours, theirs),
+    )
     print(json.dumps(as_json(result), indent=2) if args.json else as_text(result), flush=True)
     return BROKEN if result.broken else OK
 
 
-async def perform(policy: str, plan: Any, args: argparse.Namespace, progress: Progress) -> Act:
-    """Play the plan to a fleet made for it."""
-    progress.say(f"{policy}: starting three workers and relayd")
-    async with Fleet(policy, args.seed) as fleet:
-        return await play(fleet, plan, args.seconds, progress.show, progress.say)
+async def perform(policy: str, script: Script, seed: int) -> Act:
+    """Play `script` to a fleet made for it."""
+    script.tell(f"{policy}: starting three workers and a relayd")
+    async with Fleet(policy, seed) as fleet:
+        return await play(fleet, script)
 
 
 # -- left running
 
 
 async def leave_running(as_machine: bool, seed: int) -> int:
-    """Start a fleet, say where it is, and keep it until a signal comes."""
-    async with Fleet(POLICIES[0], seed, on_line=tell) as fleet:
+    """Start a fleet, say where it is, and keep it until a signal comes.
+
+    Raises:
+        DemoFault: relayd or the last worker has ended.
+    """
+    async with Fleet(OURS, seed, on_line=tell) as fleet:
         print(json.dumps(whereabouts(fleet), indent=2) if as_machine else welcome(fleet), flush=True)
         workers = list(fleet.workers.values())
-        for waiting in range(len(workers)):
+        while workers:
             ended = await fleet.wait_ended([fleet.relayd, *workers])
             if ended is fleet.relayd:
-                raise DemoFault(f"relayd ended{ended.last_words()}")
+                raise DemoFault(f"relayd has ended{ended.last_words()}")
             workers.remove(ended)
-            left = len(workers)
-            tell(f"relayd demo: {ended.name} has ended; {left} of {left + waiting + 1} workers are left")
-        raise DemoFault("no worker is left")
-
-
-def tell(line: str) -> None:
-    """Say something on stderr."""
-    print(line, file=sys.stderr, flush=True)
+            tell(f"relayd demo: {ended.name} has ended; {len(workers)} of {len(PLACES)} workers are left")
+        raise DemoFault("there is no worker left")
 
 
 def curl_line(fleet: Fleet) -> str:
@@ -139,9 +155,11 @@ def whereabouts(fleet: Fleet) -> dict[str, Any]:
 
 def welcome(fleet: Fleet) -> str:
     """Return for people where everything is, and what to try."""
-    workers = "\n".join(f"    {name:8}{worker.url}" for name, worker in fleet.workers.items())
+    workers = "\n".join(
+        f"    {place.name:<7} {fleet.workers[place.name].url}   {place.speed}" for place in PLACES
+    )
     return f"""\
-relayd is at {fleet.relayd.url}, in front of three simulated workers:
+relayd listens on {fleet.relayd.url}, in front of three simulated workers:
 
 {workers}
 
@@ -149,12 +167,15 @@ Ask it something:
 
     {curl_line(fleet)}
 
-Or point an SDK at it: base_url="{fleet.relayd.url}/v1", any api_key, model="{MODEL}".
+Or point an SDK at it: base_url="{fleet.relayd.url}/v1", model="{MODEL}", any API key.
 
 Kill a worker while an answer is coming, and ask again:
 
     kill -9 {fleet.workers[VICTIM].process.pid}    # {VICTIM}
 
-What relayd counts: curl http://{fleet.relayd.admin}/metrics
+See what relayd counts:
 
-Ctrl-C ends all of it."""
+    curl http://{fleet.relayd.admin}/metrics
+
+Ctrl-C ends all of it.
+"""

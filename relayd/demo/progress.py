@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TextIO
 
-from relayd.demo.act import Act, count
+from relayd.demo.act import Act
 from relayd.demo.client import Ending
 
 ON_TERMINAL_S = 0.1
@@ -29,11 +29,9 @@ class Progress:
         if now < self.next_at:
             return
         self.next_at = now + self.every_s
-        answered, cut = count(act, Ending.ANSWERED), count(act, Ending.CUT)
-        under_way = sum(call.ending is None for call in act.calls)
         line = (
-            f"{act.policy}: {act.age_s:4.1f} s: sent {len(act.calls)}, answered {answered}, "
-            f"under way {under_way}, cut {cut}, failed {count(act, Ending.FAILED)}"
+            f"{act.policy}: {act.age_s:4.1f} s: sent {len(act.calls)}, answered {act.count(Ending.ANSWERED)}, "
+            f"under way {act.count(None)}, cut {act.count(Ending.CUT)}, failed {act.count(Ending.FAILED)}"
         )
         self._write(f"{CLEAR}{line}" if self.is_terminal else f"{line}\n")
 

@@ -6,7 +6,7 @@ What the keys of the JSON mean is in docs/demo.md.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from relayd.demo.figures import Figures
 from relayd.demo.fleet import PLACES, VICTIM
 
 WIDTH = 92
-LABEL, COLUMN = 42, 15
+LABEL, COLUMN = 50, 15
 BUSY_LAG_S = 0.05  # a client this late says more of the machine than of relayd
 
 
@@ -33,66 +33,81 @@ class Result:
 def as_json(result: Result) -> dict[str, Any]:
     """Return the result for machines."""
     return {
+        "held": not result.broken,
+        "broken": result.broken,
         "seconds": result.seconds,
         "rate": result.rate,
         "seed": result.seed,
         "workers": [place._asdict() for place in PLACES],
         "killed": VICTIM,
-        "runs": {figures.policy: asdict(figures) for figures in result.runs},
         "texts_compared": result.compared,
-        "held": not result.broken,
-        "broken": result.broken,
+        "runs": {figures.policy: asdict(figures) for figures in result.runs},
     }
 
 
 def as_text(result: Result) -> str:
     """Return the result for people."""
-    return "\n".join([*intro(result), *table(result), "", *meaning(result), "", *verdict(result)])
+    return "\n".join([*intro(result), "", *table(result), "", *meaning(result), "", *verdict(result)])
 
 
 def intro(result: Result) -> list[str]:
     """Say what was done."""
-    ours = result.runs[0]
+    ours, theirs = result.runs
+    fast, slow = workers("fast"), workers("slow")
     return wrapped(
-        f"Three simulated workers ({', '.join(f'{place.name}, {place.speed}' for place in PLACES)}) behind one "
-        f"relayd. {ours.sent} chat requests in {result.seconds:g} s, as the OpenAI client sends them. "
-        f"After {ours.killed_at_s:.1f} s {VICTIM} was killed (kill -9). Then the same again, worker by worker in turn."
-    ) + [""]
+        f"Three simulated workers, two fast ({fast}) and one slow ({slow}), behind one relayd: {ours.sent} chat "
+        f"requests in {result.seconds:g} s, as the OpenAI client sends them, and half way through, kill -9 of "
+        f"{VICTIM}. First with relayd's own choice of workers ({ours.policy}), then the same requests in "
+        f"turn ({theirs.policy})."
+    )
+
+
+def workers(speed: str) -> str:
+    """Return the names of the workers of that speed."""
+    return ", ".join(place.name for place in PLACES if place.speed == speed)
 
 
 # -- the table
+
+Cell = Callable[[Figures], str]
+
+COUNTS: tuple[tuple[str, Cell], ...] = (
+    ("requests sent", lambda run: str(run.sent)),
+    ("  answered in full", lambda run: str(run.answered)),
+    ("  failed before their first token", lambda run: str(run.failed_before_first_token)),
+    ("  cut in mid-answer, and their client was told", lambda run: str(run.cut)),
+    ("  cut in mid-answer, and nobody was told", lambda run: str(run.cut_silently)),
+    (f"streams open on {VICTIM} when it was killed", lambda run: str(run.open_on_killed_worker)),
+    ("times a request was moved to another worker", lambda run: str(run.moved)),
+    ("from the kill to the next success", lambda run: shown(run.kill_to_next_success_s)),
+)
+TIMES: tuple[tuple[str, Cell], ...] = (
+    ("time to the first token, P50", lambda run: shown(run.ttft.p50)),
+    ("                         P99", lambda run: shown(run.ttft.p99)),
+    ("time to the whole answer, P50", lambda run: shown(run.latency.p50)),
+    ("                          P99", lambda run: shown(run.latency.p99)),
+)
+OVERHEAD: tuple[tuple[str, Cell], ...] = (
+    ("relayd's own time in a request, P50", lambda run: shown(run.overhead.p50)),
+    ("                                P99", lambda run: shown(run.overhead.p99)),
+    ("  of it, choosing a worker, P50", lambda run: shown(run.decision.p50)),
+    ("                            P99", lambda run: shown(run.decision.p99)),
+)
 
 
 def table(result: Result) -> Iterator[str]:
     """Yield the lines of the table."""
     runs = result.runs
-    yield row("", *(figures.policy for figures in runs))
+    yield row("", *(run.policy for run in runs))
     yield "-" * (LABEL + 2 * COLUMN)
-    yield row("requests sent", *(str(figures.sent) for figures in runs))
-    yield row("  answered in full", *(str(figures.answered) for figures in runs))
-    yield row("  failed before their first token", *(str(f.failed_before_first_token) for f in runs))
-    yield row("  cut: their client saw an answer break off", *(str(figures.cut) for figures in runs))
-    yield row("  cut without their client being told", *(str(figures.cut_silently) for figures in runs))
-    if any(figures.unfinished for figures in runs):
-        yield row("  not finished", *(str(figures.unfinished) for figures in runs))
-    yield row(f"streams open on {VICTIM} when it died", *(str(f.open_on_killed_worker) for f in runs))
-    yield row("requests that relayd moved to another", *(str(figures.moved) for figures in runs))
-    yield row("from the kill to the next success", *(shown(f.kill_to_next_success_s) for f in runs))
-    yield ""
-    yield row("time to the first token, P50", *(shown(figures.ttft.p50) for figures in runs))
-    yield row("time to the first token, P99", *(shown(figures.ttft.p99) for figures in runs))
-    yield row("time to the whole answer, P50", *(shown(figures.latency.p50) for figures in runs))
-    yield row("time to the whole answer, P99", *(shown(figures.latency.p99) for figures in runs))
-    yield ""
-    yield row("relayd's own time per request, P50", *(shown(figures.overhead.p50) for figures in runs))
-    yield row("relayd's own time per request, P99", *(shown(figures.overhead.p99) for figures in runs))
-    yield row("  of it, choosing a worker, P50", *(shown(figures.decision.p50) for figures in runs))
-    yield row("  of it, choosing a worker, P99", *(shown(figures.decision.p99) for figures in runs))
-    yield ""
-    yield row("share of requests, before > after the kill")
+    for rows in (COUNTS, TIMES, OVERHEAD):
+        for label, cell in rows:
+            yield row(label, *(cell(run) for run in runs))
+        yield ""
+    yield row("share of the requests, before and after the kill")
     for place in PLACES:
         killed = ", killed" if place.name == VICTIM else ""
-        cells = (f"{f.share_before[place.name]:.0%} > {f.share_after[place.name]:.0%}" for f in runs)
+        cells = (f"{run.share_before[place.name]:.0%} -> {run.share_after[place.name]:.0%}" for run in runs)
         yield row(f"  {place.name} ({place.speed}{killed})", *cells)
 
 
@@ -102,14 +117,14 @@ def row(label: str, *cells: str) -> str:
 
 
 def shown(seconds: float | None) -> str:
-    """Return a time in the unit that suits it, to three digits."""
+    """Return a time in the unit that suits it."""
     if seconds is None:
         return "-"
-    for unit, factor in (("us", 1e6), ("ms", 1e3)):
-        if seconds * factor < 999.5:
-            value = seconds * factor
-            return f"{value:.{max(0, 2 - len(str(int(value))) + 1) if value < 100 else 0}f} {unit}"
-    return f"{seconds:.2f} s"
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f} us"
+    if seconds < 1:
+        return f"{seconds * 1e3:.{1 if seconds < 0.01 else 0}f} ms"
+    return f"{seconds:.1f} s"
 
 
 # -- in words
@@ -117,89 +132,92 @@ def shown(seconds: float | None) -> str:
 
 def meaning(result: Result) -> Iterator[str]:
     """Yield what the figures mean, as paragraphs."""
-    ours, theirs = result.runs
     yield "What this means"
-    for paragraph in (
-        on_failures(ours, theirs), on_cuts(ours, theirs), on_waiting(ours, theirs), on_overhead(ours, theirs),
-        on_texts(result), on_machine(ours, theirs),
-    ):  # fmt: skip
-        if paragraph:
-            yield from wrapped(paragraph, first="* ", rest="  ")
+    for paragraph in (on_failures, on_cuts, on_texts, on_waiting, on_overhead, on_machine):
+        text = paragraph(result)
+        if text:
+            yield from wrapped(text, first="* ", rest="  ")
 
 
-def on_failures(*runs: Figures) -> str:
+def on_failures(result: Result) -> str:
     """Say what became of requests that were waiting."""
-    moved = sum(figures.moved for figures in runs)
-    failed = sum(figures.failed_before_first_token for figures in runs)
-    if failed:
-        return f"{failed} requests failed before their first token. That must not be."
+    if any(run.failed_before_first_token for run in result.runs):
+        return ""  # the verdict says it
+    moved = sum(run.moved for run in result.runs)
+    times = "Once" if moved == 1 else f"{moved} times"
     return (
-        f"Nobody was turned away. {moved} times in the two runs, a request that waited on the dead worker, or was "
-        "still sent to it, was given to another before its client had seen anything. The clients never retry."
+        "Nobody was turned away, although the clients never try again. "
+        f"{times} in the two runs, a request that the dead worker had not begun to answer, or that was still "
+        "sent to it, was given to another worker before its client had seen anything."
     )
 
 
-def on_cuts(*runs: Figures) -> str:
+def on_cuts(result: Result) -> str:
     """Say what became of answers that were being written."""
-    cut = sum(figures.cut for figures in runs)
-    by_event = sum(figures.cut_by_error_event for figures in runs)
+    cut = sum(run.cut for run in result.runs)
+    by_event = sum(run.cut_by_error_event for run in result.runs)
     if not cut:
-        return f"No answer was cut: no client had read a token of one that {VICTIM} was still writing."
-    return (
-        f"An answer that has begun cannot be moved: its client has read part of it. {cut} streams were being "
-        f"written by {VICTIM} when it died, and were cut. Each client was told: {by_event} by an error event in the "
-        f"stream, {cut - by_event} by a connection that broke; the OpenAI client raises an error on both."
+        return f"No answer was cut: no client was in the middle of one that {VICTIM} was writing."
+    how = {cut: "by an error event in the stream", 0: "by a connection that broke"}.get(
+        by_event, f"{by_event} by an error event in the stream, {cut - by_event} by a connection that broke"
     )
-
-
-def on_waiting(ours: Figures, theirs: Figures) -> str:
-    """Compare the waits."""
-    if not ours.ttft.p99 or not theirs.ttft.p99:
-        return ""
-    ratio = theirs.ttft.p99 / ours.ttft.p99
-    slow = [place.name for place in PLACES if place.speed == "slow"]
-    share = sum(theirs.share_after[name] for name in slow)
-    verdict = f"{ratio:.1f} times as long" if ratio >= 1.05 else "no longer, this time,"
     return (
-        f"With round robin the slowest 1 % of streams waited {verdict} for their first token. It sends the "
-        f"slow worker its turn ({share:.0%} of everything after the kill), however much is waiting there; "
-        f"{ours.policy} sends each request where the fewest tokens are still to be worked on."
-    )
-
-
-def on_overhead(ours: Figures, theirs: Figures) -> str:
-    """Say what relayd costs."""
-    if not ours.overhead.p50 or not ours.latency.p50:
-        return ""
-    return (
-        f"relayd itself took about {shown(ours.overhead.p50)} of a request's {shown(ours.latency.p50)}. It is what "
-        "relayd measures of itself, connections to workers not included, on a machine that runs everything here."
+        f"An answer that has begun cannot be moved, since its client has read a part of it: {cut} in the two runs "
+        f"were cut. Each of their clients was told ({how}), on which the OpenAI client raises an error."
     )
 
 
 def on_texts(result: Result) -> str:
-    """Say what comparing the texts showed."""
+    """Say what was compared."""
     return (
-        f"{result.compared} answers were compared between the two runs, word for word, whichever worker wrote "
-        "them: a stream that was cut has to be the beginning of the other run's."
+        f"Nothing was lost or repeated on the way: {result.compared} answers are the same in both runs, word for "
+        "word, whichever worker wrote them, and what was cut is how the same answer begins in the other run."
+        if not result.broken
+        else ""
     )
 
 
-def on_machine(*runs: Figures) -> str:
+def on_waiting(result: Result) -> str:
+    """Compare the waits."""
+    ours, theirs = result.runs
+    if not ours.ttft.p99 or not theirs.ttft.p99:
+        return ""
+    ratio = theirs.ttft.p99 / ours.ttft.p99
+    waited = f"{ratio:.1f} times as long" if ratio >= 1.05 else "no longer, this time,"
+    share = sum(theirs.share_after[place.name] for place in PLACES if place.speed == "slow")
+    return (
+        f"With round robin the unluckiest 1 % of streams waited {waited} for their first token. It sends the slow "
+        f"worker its turn ({share:.0%} of everything after the kill), however much is waiting there; "
+        f"{ours.policy} looks for the worker that has the fewest tokens left to read and write."
+    )
+
+
+def on_overhead(result: Result) -> str:
+    """Say what relayd costs."""
+    ours = result.runs[0]
+    if not ours.overhead.p50 or not ours.latency.p50:
+        return ""
+    return (
+        f"Of a typical answer's {shown(ours.latency.p50)}, relayd took about {shown(ours.overhead.p50)} (from its "
+        "own histograms, on a machine that is busy with the workers and the clients as well)."
+    )
+
+
+def on_machine(result: Result) -> str:
     """Warn if this machine was too busy to be believed."""
-    lag_s = max(figures.send_lag.p99 or 0.0 for figures in runs)
+    lag_s = max(run.send_lag.p99 or 0.0 for run in result.runs)
     if lag_s < BUSY_LAG_S:
         return ""
     return (
-        f"This machine was busy: 1 % of the requests were sent {shown(lag_s)} late or more. Times are worse than "
-        "they would be; what was cut or failed is not affected."
+        f"This machine was very busy: 1 % of the requests were sent {shown(lag_s)} late or later. Times are worse "
+        "than they would be; what failed or was cut is not affected."
     )
 
 
 def verdict(result: Result) -> Iterator[str]:
     """Yield whether everything held."""
     if not result.broken:
-        yield "Everything relayd promises held."
+        yield "Everything that relayd promises held."
         return
     yield "What did not hold"
     for sentence in result.broken:
@@ -208,4 +226,11 @@ def verdict(result: Result) -> Iterator[str]:
 
 def wrapped(text: str, first: str = "", rest: str = "") -> list[str]:
     """Return a paragraph as lines."""
-    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )

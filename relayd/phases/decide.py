@@ -15,6 +15,8 @@ def decide(exchange: Exchange, fleet: Fleet, policy: Policy, now_ns: int) -> Wor
     choice must be a good one: an answer in hand is better than a guess at a resting worker.
     """
     serving = fleet.serving(exchange.model)
+    if len(serving) == 1:
+        return None if exchange.tried else serving[0]
     candidates = [worker for worker in serving if worker.open_at_ns <= now_ns]
     if exchange.tried:
         candidates = [worker for worker in candidates if worker not in exchange.tried]

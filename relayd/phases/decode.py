@@ -17,6 +17,7 @@ from relayd.records import Exchange, Facts
 
 BYTES_PER_TOKEN = 4
 OUTPUT_UNKNOWN = 256  # tokens expected of a request that sets no bound
+LARGEST_BOUND = 1 << 31
 MULTIPART_WINDOW = 1 << 20  # bytes of a form in which its model is looked for
 _ASK_FOR_USAGE = b'{"stream_options":{"include_usage":true},'
 
@@ -90,10 +91,8 @@ def decode_json(exchange: Exchange, max_body: int) -> Fault | None:
 
 def output_bound(said: _Body) -> int:
     """Return how many tokens the answer may have, as far as the request says."""
-    for value in (said.max_completion_tokens, said.max_tokens, said.max_output_tokens):
-        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31:
-            return value
-    return OUTPUT_UNKNOWN
+    bound = said.max_completion_tokens or said.max_tokens or said.max_output_tokens
+    return bound if type(bound) is int and 0 < bound < LARGEST_BOUND else OUTPUT_UNKNOWN
 
 
 def ask_for_usage(exchange: Exchange, said: _Body, raw: bytes) -> bool:

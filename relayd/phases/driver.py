@@ -32,7 +32,7 @@ from relayd.upstream.discovery import Discovery
 log = logging.getLogger("relayd")
 
 # As plain numbers: an enum's member is a slow thing to compare with.
-COMPLETE, CANCELLED = int(LegOutcome.LEG_COMPLETE), int(LegOutcome.LEG_CANCELLED)
+COMPLETE = int(LegOutcome.LEG_COMPLETE)
 LEG_ENDED = int(LegState.LEG_ENDED)
 SINK_NEW, SINK_STARTED = int(SinkState.SINK_NEW), int(SinkState.SINK_STARTED)
 
@@ -80,7 +80,7 @@ class Driver:
 
     def _give_up(self, exchange: Exchange) -> None:
         """End an exchange on which relayd itself failed; what went wrong is in the log."""
-        log.exception("relayd failed on request %s", exchange.request_id)
+        log.exception("relayd failed on request %s", exchange.head.request_id)
         if exchange.leg is not None:
             exchange.leg.cancel()
             exchange.leg = None
@@ -178,17 +178,21 @@ class Driver:
         exchange.next_worker = None
         if worker.rests:
             self.rests.picked(worker, now_ns())
+        client = exchange.client
+        lines = client.lines
+        if lines is None or client.host != head.host:
+            lines = self._client_lines(exchange)
         length = body.size if body.complete and body.declared != -2 else body.declared
         leg = Leg(
             worker.pool,
             exchange.sink,
             self,
             exchange,
-            head.for_worker(worker.pool.host, self._identity(exchange), exchange.stream, True, length),
+            head.for_worker(worker.pool.host, lines, exchange.stream, True, length),
             body,
             self.terms.get(id(exchange.route)) or self._make_terms(exchange.route),
             worker.line if self.settings.reveal else b"",
-            exchange.request_id,
+            head.request_id,
         )
         leg.expect(
             head.method == "HEAD",
@@ -217,15 +221,6 @@ class Driver:
         )
         self.terms[id(route)] = terms
         return terms
-
-    def _identity(self, exchange: Exchange) -> bytes:
-        """Return the lines that tell a worker who asks, and through whom."""
-        client, host = exchange.client, exchange.head.host
-        lines = client.lines
-        if lines is None or client.host != host:
-            lines = self._client_lines(exchange)
-        return b"%bX-Request-Id: %b\r\nTraceparent: %b\r\n" % (
-            lines, exchange.request_id, exchange.traceparent)  # fmt: skip
 
     def _client_lines(self, exchange: Exchange) -> bytes:
         """Return the lines about the client, and keep them if its next request will need the same."""
@@ -288,7 +283,6 @@ class Driver:
         exchange.leg = None
         exchange.leg_ns += leg.ended_ns - leg.begun_ns
         self._note_health(leg, row.counts)
-        self.books.leg_ended(leg, row.label)
         if leg.outcome == COMPLETE:
             return self._complete(exchange, leg)
         if exchange.outcome == "client_closed":
@@ -349,12 +343,11 @@ class Driver:
         exchange.leg = None
         exchange.leg_ns += leg.ended_ns - leg.begun_ns
         self.rests.said_nothing(self.fleet.by_pool[leg.pool.name])
-        self.books.leg_ended(leg, LEG_ROWS[CANCELLED].label)
 
     def _cut(self, exchange: Exchange, leg: Leg, why: Fault) -> None:
         """The answer is under way and will not be complete: make the client see it."""
         if leg.at_boundary and exchange.sink.can_append():
-            exchange.sink.write(exchange.route.dialect.error_event(why, exchange.request_id.decode("ascii")))
+            exchange.sink.write(exchange.route.dialect.error_event(why, exchange.head.request_id.decode("ascii")))
         exchange.sink.abort()
         timed_out = why.status == 504
         self._finish(exchange, leg.status, "upstream_timeout" if timed_out else "stream_error", leg)
@@ -372,18 +365,18 @@ class Driver:
         if why.status == 504:
             outcome = "upstream_timeout"
         if sink.state == SINK_NEW:
-            self.answer(exchange, why.status, dialect.error_body(why, exchange.request_id.decode("ascii")),
+            self.answer(exchange, why.status, dialect.error_body(why, exchange.head.request_id.decode("ascii")),
                         self._fault_lines(exchange, why))  # fmt: skip
         elif sink.state == SINK_STARTED:
             if sink.can_append() and exchange.stream:
-                sink.write(dialect.error_event(why, exchange.request_id.decode("ascii")))
+                sink.write(dialect.error_event(why, exchange.head.request_id.decode("ascii")))
             sink.abort()
         self._finish(exchange, why.status, outcome, leg)
 
     def _fault_lines(self, exchange: Exchange, why: Fault) -> bytes:
-        lines = b"Content-Type: application/json\r\nX-Request-Id: %b\r\n" % exchange.request_id
+        lines = b"Content-Type: application/json\r\nX-Request-Id: %b\r\n" % exchange.head.request_id
         if exchange.route.dialect.name == "anthropic":
-            lines += b"Request-Id: %b\r\n" % exchange.request_id
+            lines += b"Request-Id: %b\r\n" % exchange.head.request_id
         if why.retry_after_s is not None:
             lines += b"Retry-After: %d\r\nRetry-After-Ms: %d\r\n" % (
                 max(1, round(why.retry_after_s)), round(why.retry_after_s * 1000))  # fmt: skip
@@ -403,7 +396,7 @@ class Driver:
         known = sorted(self.fleet.models)
         if not known:
             return self._decode(exchange)
-        lines = b"Content-Type: application/json\r\nX-Request-Id: %b\r\n" % exchange.request_id
+        lines = b"Content-Type: application/json\r\nX-Request-Id: %b\r\n" % exchange.head.request_id
         self.answer(exchange, 200, self.books.model_list(known), lines)
         return self._finish(exchange, 200, "ok")
 

@@ -20,7 +20,7 @@ POSTS = {
     b"/v1/chat/completions": Route("chat", _OPENAI, _DONE, "json"),
     b"/v1/completions": Route("completions", _OPENAI, _DONE, "json"),
     b"/v1/responses": Route("responses", _OPENAI, Terminator.TERMINATOR_RESPONSE, "json"),
-    b"/v1/messages": Route("messages", _ANTHROPIC, Terminator.TERMINATOR_MESSAGE_STOP, "json"),
+    b"/v1/messages": Route("messages", _ANTHROPIC, Terminator.TERMINATOR_MESSAGE_STOP, "json", True),
     b"/v1/messages/count_tokens": Route("count_tokens", _ANTHROPIC, body="json"),
     b"/v1/embeddings": Route("embeddings", _OPENAI, body="json"),
     b"/v1/rerank": Route("rerank", _OPENAI, body="json"),

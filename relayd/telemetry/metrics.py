@@ -24,7 +24,8 @@ from prometheus_client.registry import Collector
 
 from relayd import __version__
 from relayd._fast.leg import DEBUG_BUILD
-from relayd._fast.meters import Histogram
+from relayd._fast.meters import Histogram, Meters
+from relayd.faults import LEG_ROWS
 from relayd.records import Worker
 
 # vLLM's buckets for the time to first token (conventions 2.1), so that the two can be compared.
@@ -50,22 +51,17 @@ class Metrics:
         self.is_open = is_open
         self.in_flight = 0
         self.requests: dict[tuple[str, str, str, int, str], int] = {}
-        self.legs: dict[tuple[str, str], int] = {}
         self.disconnects: Counter[str] = Counter()
-        self.input_tokens = 0
-        self.output_tokens = 0
-        self.cached_input_tokens = 0
-        self.estimated_input_tokens = 0
-        self.estimated_output_tokens = 0
-        self.refused_usage = 0
         self.retries = 0
         self.dropped_log_lines = 0
         self.connections = 0
-        self.ttft = Histogram(TTFT_BUCKETS)
-        self.tpot = Histogram(TPOT_BUCKETS)
-        self.duration = Histogram(DURATION_BUCKETS)
-        self.overhead = Histogram(FINE_BUCKETS)
-        self.decision = Histogram(FINE_BUCKETS)
+        self.meters = Meters(
+            Histogram(TTFT_BUCKETS),
+            Histogram(TPOT_BUCKETS),
+            Histogram(DURATION_BUCKETS),
+            Histogram(FINE_BUCKETS),
+            Histogram(FINE_BUCKETS),
+        )
         self._registry = CollectorRegistry()
         self._registry.register(_Exposition(self))
         ProcessCollector(registry=self._registry)
@@ -85,16 +81,16 @@ class _Exposition(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._requests()
         yield from self._workers()
-        metrics = self.metrics
-        yield histogram("relayd_ttft_seconds", "From a request's arrival to the first content of its stream", metrics.ttft)
-        yield histogram("relayd_tpot_seconds", "Time per output token after the first, of streams", metrics.tpot)
+        meters = self.metrics.meters
+        yield histogram("relayd_ttft_seconds", "From a request's arrival to the first content of its stream", meters.ttft)
+        yield histogram("relayd_tpot_seconds", "Time per output token after the first, of streams", meters.tpot)
         yield histogram(
-            "relayd_request_duration_seconds", "From a request's head to the end of its answer", metrics.duration
+            "relayd_request_duration_seconds", "From a request's head to the end of its answer", meters.duration
         )
         yield histogram(
-            "relayd_overhead_seconds", "Time that relayd itself added to a request", metrics.overhead
+            "relayd_overhead_seconds", "Time that relayd itself added to a request", meters.overhead
         )
-        yield histogram("relayd_decision_seconds", "Time that choosing a worker took", metrics.decision)
+        yield histogram("relayd_decision_seconds", "Time that choosing a worker took", meters.decision)
         info = InfoMetricFamily("relayd_build", "What is running")
         info.add_metric(
             [],
@@ -107,12 +103,12 @@ class _Exposition(Collector):
         yield info
 
     def _requests(self) -> Iterator[Metric]:
-        metrics = self.metrics
+        metrics, meters = self.metrics, self.metrics.meters
         yield counter(
             "relayd_requests", "Requests that have ended", ("route", "model", "worker", "code", "outcome"),
             {(*key[:3], str(key[3]), key[4]): count for key, count in metrics.requests.items()},
         )  # fmt: skip
-        yield counter("relayd_legs", "Attempts on workers, by how they ended", ("worker", "outcome"), metrics.legs)
+        yield counter("relayd_legs", "Attempts on workers, by how they ended", ("worker", "outcome"), legs(metrics.workers))
         yield counter(
             "relayd_client_disconnects", "Clients that left before their answer was complete", ("phase",),
             {(phase,): count for phase, count in metrics.disconnects.items()},
@@ -120,16 +116,16 @@ class _Exposition(Collector):
         yield counter(
             "relayd_tokens", "Tokens as workers reported them", ("type",),
             {
-                ("input",): metrics.input_tokens,
-                ("output",): metrics.output_tokens,
-                ("cached_input",): metrics.cached_input_tokens,
+                ("input",): meters.input_tokens,
+                ("output",): meters.output_tokens,
+                ("cached_input",): meters.cached_input_tokens,
             },
         )  # fmt: skip
         yield counter(
             "relayd_tokens_estimated", "Tokens of answers without usage, estimated", ("type",),
-            {("input",): metrics.estimated_input_tokens, ("output",): metrics.estimated_output_tokens},
+            {("input",): meters.estimated_input_tokens, ("output",): meters.estimated_output_tokens},
         )  # fmt: skip
-        yield counter("relayd_usage_refused", "Answers with a usage that was not believed", (), {(): metrics.refused_usage})
+        yield counter("relayd_usage_refused", "Answers with a usage that was not believed", (), {(): meters.refused_usages})
         yield counter("relayd_retries", "Requests that were moved to another worker", (), {(): metrics.retries})
         yield counter(
             "relayd_stale_connection_retries", "Requests repeated because a kept connection had died", ("worker",),
@@ -160,6 +156,19 @@ class _Exposition(Collector):
             "relayd_upstream_dials", "Connections made to a worker", ("worker",),
             {(worker.name,): worker.pool.dials for worker in workers},
         )  # fmt: skip
+
+
+def legs(workers: Sequence[Worker]) -> dict[tuple[str, str], int]:
+    """Return how many legs ended in which way, by (worker, outcome)."""
+    rows: dict[tuple[str, str], int] = {}
+    for worker in workers:
+        *by_outcome, failed = worker.pool.legs_ended()
+        for outcome, row in enumerate(LEG_ROWS):
+            if by_outcome[outcome]:
+                rows[(worker.name, row.label)] = by_outcome[outcome]
+        if failed:
+            rows[(worker.name, "status_5xx")] = failed
+    return rows
 
 
 def counter(

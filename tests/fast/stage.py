@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -127,8 +126,9 @@ class Stage:
         timing: bool = False,
         plain_id: bool = False,
         connects: bool = True,
+        sweeper: Sweeper | None = None,
     ) -> None:
-        self.sweeper = Sweeper(None)
+        self.sweeper = Sweeper(None) if sweeper is None else sweeper
         self.connects = connects
         self.pool = Pool("w1", b"w", self._dial)
         self.owner = Owner(elsewhere, judge)
@@ -281,9 +281,3 @@ def stream(*events: bytes | str, last: bool = True) -> bytes:
     """Return an event stream as a worker sends it: each event a chunk."""
     pieces = [event.encode() if isinstance(event, str) else event for event in events]
     return reply(EVENT_STREAM, CHUNKED) + chunks(pieces, last)
-
-
-def in_turn(items: Iterable[Any]) -> Callable[..., Any]:
-    """Return a callable that gives the next of `items` each time."""
-    rest = deque(items)
-    return lambda *arguments: rest.popleft()

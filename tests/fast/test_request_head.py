@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 
 import h11
@@ -13,7 +14,9 @@ from relayd._fast import head as head_module
 from relayd._fast.head import HeadFault, RequestHead, has_more_behind_its_head, random_hex, set_via
 
 HOST = (b"Host", b"relay.test")
-IDENTITY = b"X-Forwarded-For: 10.0.0.1\r\nX-Request-Id: r1\r\nVia: 1.1 relayd-test\r\n"
+CLIENT = b"X-Forwarded-For: 10.0.0.1\r\nVia: 1.1 relayd-test\r\n"
+TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+OWN = (b"Host", b"X-Request-Id", b"Traceparent", b"Content-Length", b"Transfer-Encoding")
 
 
 def read(*headers, method="POST", target=b"/v1/chat/completions", minor=1, host=HOST):
@@ -28,9 +31,10 @@ def passed(*headers, stream=False, credentials=True, length=0, **options):
     lines = head.for_worker(b"w:1", b"", stream, credentials, length).split(b"\r\n")
     assert lines[1] == b"Host: w:1"
     assert lines[-2:] == [b"", b""]
-    own = (b"Host", b"Content-Length", b"Transfer-Encoding")
     pairs = [tuple(line.split(b": ", 1)) for line in lines[1:-2]]
-    return [pair for pair in pairs if pair[0] not in own]
+    assert [name for name, _ in pairs].count(b"X-Request-Id") == 1
+    assert [name for name, _ in pairs].count(b"Traceparent") == 1
+    return [pair for pair in pairs if pair[0] not in OWN]
 
 
 # --- every way to be refused --------------------------------------------------------------------------
@@ -216,7 +220,7 @@ def test_notes_what_it_acts_on():
         (b"X-Forwarded-For", b"2.2.2.2"),
         (b"X-Forwarded-Proto", b"https"),
         (b"X-Request-Id", b"abc"),
-        (b"Traceparent", b"00-1-2-01"),
+        (b"Traceparent", TRACE),
         (b"Authorization", b"Bearer k"),
         (b"X-Api-Key", b"k"),
         (b"Anthropic-Version", b"2023-06-01"),
@@ -232,7 +236,7 @@ def test_notes_what_it_acts_on():
     assert head.forwarded_for == b"1.1.1.1, 2.2.2.2"
     assert head.forwarded_proto == b"https"
     assert head.request_id == b"abc"
-    assert head.traceparent == b"00-1-2-01"
+    assert head.traceparent == TRACE
     assert (head.authorization, head.api_key) == (b"Bearer k", b"k")
     assert (head.content_length, head.chunked) == (12, False)
     assert head.expect_continue
@@ -241,10 +245,58 @@ def test_notes_what_it_acts_on():
 
 def test_says_nothing_of_what_was_not_said():
     head = read()
-    nothing = ("content_type", "content_encoding", "accept_encoding", "forwarded_for", "request_id", "traceparent")
+    nothing = ("content_type", "content_encoding", "accept_encoding", "forwarded_for", "authorization", "api_key")
     assert [getattr(head, name) for name in nothing] == [None] * len(nothing)
     assert head.content_length == -1
     assert not (head.chunked or head.expect_continue or head.anthropic)
+
+
+# --- what it is called --------------------------------------------------------------------------------
+
+IDS = [b"a", b"req_0123456789abcdef", b"A-Z.0:9/+=@_", b"x" * 128]
+NO_IDS = [b"", b"x" * 129, b"a b", b"a\tb", b'"', b"<a>", b"a,b", b"a;b", b"a\\b", b"\xc3\xa9", b"a{b}"]
+TRACES = [TRACE, TRACE[:-2] + b"00"]
+NO_TRACES = [
+    b"", b"00", TRACE[:-1], TRACE + b"0", TRACE.upper(), TRACE.replace(b"-", b"_"), TRACE.replace(b"a", b"g"),
+    b"0-0" + TRACE[3:], TRACE + b"-extra", b" " * 55,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", IDS)
+def test_a_sound_request_id_is_kept(value):
+    head = read((b"X-Request-ID", value))
+    assert head.request_id == value
+    assert b"\r\nX-Request-Id: " + value + b"\r\n" in head.for_worker(b"w", b"", False, True, -2)
+
+
+@pytest.mark.parametrize("value", NO_IDS)
+def test_any_other_is_replaced(value):
+    head = read((b"X-Request-ID", value))
+    assert re.fullmatch(rb"req_[0-9a-f]{24}", head.request_id)
+    assert b"\r\nX-Request-Id: " + head.request_id + b"\r\n" in head.for_worker(b"w", b"", False, True, -2)
+
+
+@pytest.mark.parametrize("value", TRACES)
+def test_a_sound_traceparent_is_kept(value):
+    assert read((b"traceparent", value)).traceparent == value
+
+
+@pytest.mark.parametrize("value", NO_TRACES)
+def test_any_other_traceparent_is_replaced(value):
+    made = read((b"traceparent", value)).traceparent
+    assert made != value
+    assert re.fullmatch(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-01", made)
+
+
+def test_each_request_has_names_of_its_own():
+    heads = [read() for _ in range(1000)]
+    assert len({head.request_id for head in heads}) == len({head.traceparent for head in heads}) == 1000
+
+
+def test_a_refused_request_has_a_name_too():
+    assert read(method="TRACE").request_id.startswith(b"req_")
+    assert read((b"X-Request-Id", b"mine"), (b"X Bad", b"1")).request_id == b"mine"
+    assert read((b"X-Request-Id", b"a\nb")).request_id.startswith(b"req_")
 
 
 # --- what goes on to a worker -------------------------------------------------------------------------
@@ -294,7 +346,8 @@ def test_twins_with_underscores_do_not_pass(name):
 
 def test_a_twin_is_not_taken_for_the_field():
     head = read((b"Content_Length", b"7"), (b"Transfer_Encoding", b"chunked"), (b"X_Request_Id", b"a"), (b"X_Api_Key", b"k"))
-    assert (head.content_length, head.chunked, head.request_id, head.api_key) == (-1, False, None, None)
+    assert (head.content_length, head.chunked, head.api_key) == (-1, False, None)
+    assert head.request_id != b"a"
 
 
 def test_repeated_lines_stay_repeated_and_in_order():
@@ -351,8 +404,10 @@ def test_expect_is_answered_here():
     [(0, b"Content-Length: 0\r\n"), (12, b"Content-Length: 12\r\n"), (-1, b"Transfer-Encoding: chunked\r\n"), (-2, b"")],
 )
 def test_framing_is_made_anew(length, framing):
-    wire = read((b"Transfer-Encoding", b"chunked")).for_worker(b"w:9", IDENTITY, False, True, length)
-    assert wire == b"POST /v1/chat/completions HTTP/1.1\r\nHost: w:9\r\n" + IDENTITY + framing + b"\r\n"
+    names = [(b"X-Request-Id", b"r1"), (b"Traceparent", TRACE)]
+    wire = read((b"Transfer-Encoding", b"chunked"), *names).for_worker(b"w:9", CLIENT, False, True, length)
+    own = CLIENT + b"X-Request-Id: r1\r\nTraceparent: " + TRACE + b"\r\n"
+    assert wire == b"POST /v1/chat/completions HTTP/1.1\r\nHost: w:9\r\n" + own + framing + b"\r\n"
 
 
 # --- whatever comes in --------------------------------------------------------------------------------
@@ -385,7 +440,7 @@ def test_whatever_comes_in_what_goes_out_is_one_clean_request(
     if head.fault:
         return
     for length in (head.content_length if head.content_length >= 0 else -2, -1, -2, 3):
-        wire = head.for_worker(b"w:1", IDENTITY, stream, credentials, length)
+        wire = head.for_worker(b"w:1", CLIENT, stream, credentials, length)
         assert_one_clean_request(wire, method, length)
 
 

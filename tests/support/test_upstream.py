@@ -118,7 +118,7 @@ def test_a_peer_that_is_not_read_is_held_up() -> None:
 
 
 def test_small_writes_are_not_held_back() -> None:
-    """asyncio switches Nagle's algorithm off only where the protocol is named; else answers are 40 ms late."""
+    """asyncio switches Nagle's algorithm off only where the protocol is named; without, 40 ms are lost."""
     with bound() as sock:
         assert sock.proto == socket.IPPROTO_TCP
 

@@ -263,11 +263,20 @@ def test_a_taken_out_event_may_be_cut_anywhere(counting: Relay) -> None:
     events = _stream_with_usage(counting)
     body = "".join(events).encode()
     expected = "".join(event for event in events if '"usage"' not in event).encode()
-    for size in (1, 11, 64):
+    for size in (1, 11, 64, len(body)):
         pieces = [chunk(body[i : i + size]) for i in range(0, len(body), size)]
         counting.upstream.play([stream_head(), *pieces, {"end": True}])
         answer = counting.ask(OPENAI, stream=True)
         assert (answer.ending, bytes(answer.body)) == (COMPLETE, expected)
+
+
+def test_it_may_come_in_one_read_with_the_first_word(counting: Relay) -> None:
+    events = _stream_with_usage(counting)
+    head_line = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    counting.upstream.play([send(head_line + chunked(*(event.encode() for event in events)))])
+    answer = counting.ask(OPENAI, stream=True)
+    assert b'"usage"' not in answer.body
+    assert answer.ending == COMPLETE
 
 
 def test_a_changed_body_has_its_right_length(counting: Relay) -> None:
