@@ -27,7 +27,7 @@ KEPT_LINES = 20
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 # Answers as long as people read; the same texts and lengths whichever worker writes them.
-MOCK_FLAGS = ("--output-tokens", "24-112", "--listen", "127.0.0.1:0")
+MOCK_FLAGS = ("--output-tokens", "24-96", "--listen", "127.0.0.1:0")
 READY = re.compile(r"listening on http://([\d.]+):(\d+)(?:.* admin on http://([\d.]+:\d+))?")
 
 

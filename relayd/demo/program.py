@@ -82,7 +82,8 @@ async def compare(args: argparse.Namespace) -> int:
     plan = make_plan(args.seconds, args.rate, args.seed)
     if not plan:
         raise DemoFault(
-            f"not one request falls into {args.seconds:g} s at {args.rate:g} a second; raise --seconds or --rate"
+            f"not one request falls into {args.seconds:g} s at {args.rate:g} a second; "
+            "raise --seconds or --rate"
         )
     progress = Progress()
     script = Script(plan, args.seconds, progress.show, progress.say)

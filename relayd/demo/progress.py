@@ -30,8 +30,9 @@ class Progress:
             return
         self.next_at = now + self.every_s
         line = (
-            f"{act.policy}: {act.age_s:4.1f} s: sent {len(act.calls)}, answered {act.count(Ending.ANSWERED)}, "
-            f"under way {act.count(None)}, cut {act.count(Ending.CUT)}, failed {act.count(Ending.FAILED)}"
+            f"{act.policy}: {act.age_s:4.1f} s: sent {len(act.calls)}, "
+            f"answered {act.count(Ending.ANSWERED)}, under way {act.count(None)}, "
+            f"cut {act.count(Ending.CUT)}, failed {act.count(Ending.FAILED)}"
         )
         self._write(f"{CLEAR}{line}" if self.is_terminal else f"{line}\n")
 

@@ -42,7 +42,7 @@ def broken_in(act: Act) -> Iterator[str]:
         yield f"{requests(failed)} failed before the first token; the first: {failed[0].how}"
     if strays:
         worker = strays[0].worker or "no worker"
-        yield f"the kill does not explain why {requests(strays)} broke off; the first, on {worker}: {strays[0].how}"
+        yield f"{requests(strays)} cut for no reason; the first, on {worker}: {strays[0].how}"
     if silent:
         yield f"{requests(silent)} ended as if whole, but were not ({numbers(silent)})"
     if late:

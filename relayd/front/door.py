@@ -23,8 +23,9 @@ from typing import Any, NoReturn
 from aiohttp import web
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http import HttpVersion10, HttpVersion11
 from aiohttp.http_parser import RawRequestMessage
-from aiohttp.streams import StreamReader
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.tcp_helpers import tcp_keepalive
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
@@ -45,6 +46,7 @@ WRITE_LOW = 16 << 10
 READ_BUFFER = 64 << 10  # of a body that nobody takes; aiohttp pauses at twice this
 KEEP_FOR_RETRY = 1 << 20  # bytes of a streamed body that another leg could send again
 LINGER_S = 2.0
+NS = 1_000_000_000
 # Bytes of chunk framing and trailers that a body may have: this much, and sixteen for each of its own.
 FRAMING_AT_MOST = 16 << 10
 FRAMING_PER_BYTE = 16
@@ -68,11 +70,11 @@ class Door(RequestHandler):
         "payload",
         "pumping",
         "served",
-        "since_s",
+        "since_ns",
         "sink",
         "state",
         "wire_bytes",
-        "write_since_s",
+        "write_since_ns",
     )
 
     def __init__(self, house: House, **options: Any) -> None:
@@ -83,8 +85,8 @@ class Door(RequestHandler):
         self.payload: StreamReader | None = None
         self.sink: HttpSink | None = None
         self.state = IDLE
-        self.since_s = 0.0  # when the state, or the body's last progress, began
-        self.write_since_s = 0.0  # when the client last took something
+        self.since_ns = 0  # when the state, or the body's last progress, began
+        self.write_since_ns = 0  # when the client last took something
         self.last_buffered = 0
         self.head_bytes = 0
         self.first_line = b""
@@ -104,7 +106,7 @@ class Door(RequestHandler):
         transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)  # type: ignore[attr-defined]
         peer = transport.get_extra_info("peername")
         self.client = Client(peer[0] if isinstance(peer, tuple) else "unix")
-        self.since_s = self._loop.time()
+        self.since_ns = now_ns()
         self.front.doors.add(self)
         limit = self.front.settings.front.max_connections
         if limit and len(self.front.doors) > limit:
@@ -138,15 +140,24 @@ class Door(RequestHandler):
         """Parse what came, and go on with it."""
         if self._force_close or self._close:
             return  # CLOSING: read and thrown away
-        if data:
-            self._note_arrival(data)
-            if self.state == HEAD and has_more_behind_its_head(data):
+        if self.state == IDLE and data:
+            self.state = HEAD
+            self.since_ns = now_ns()
+        if self.state == HEAD:
+            self.head_bytes += len(data)
+            if has_more_behind_its_head(data):
                 self._receive_piecewise(data)
             else:
                 super().data_received(data)
+            if not self._messages:
+                self._check_unfinished_head(data)
         else:
-            super().data_received(data)     # aiohttp goes on with what it had kept back
-        self._advance()
+            if self.payload is not None and data:
+                self.wire_bytes += len(data)
+                self.since_ns = now_ns()
+            super().data_received(data)
+        if self._messages and self.exchange is None:
+            self._advance()
         if self.payload is not None and not self.pumping:
             self._pump()
 
@@ -170,18 +181,6 @@ class Door(RequestHandler):
         if tail:
             super().data_received(tail)
 
-    def _note_arrival(self, data: bytes) -> None:
-        if self.state == IDLE:
-            self.state = HEAD
-            self.since_s = self._loop.time()
-        if self.state == HEAD:
-            self.head_bytes += len(data)
-            if len(self.first_line) < FIRST_LINE_AT_MOST:
-                self.first_line += data[:FIRST_LINE_AT_MOST]
-        if self.payload is not None:
-            self.wire_bytes += len(data)
-            self.since_s = self._loop.time()
-
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Go on reading; aiohttp asks for it after every body, paused or not."""
         if self._reading_paused:
@@ -190,7 +189,7 @@ class Door(RequestHandler):
     def pause_writing(self) -> None:
         """The client does not keep up: stop what fills the sink."""
         super().pause_writing()
-        self.write_since_s = self._loop.time()
+        self.write_since_ns = now_ns()
         if self.sink is not None:
             self.sink.pause()
 
@@ -210,8 +209,6 @@ class Door(RequestHandler):
         try:
             while self.exchange is None and self._messages and not self._close and not self._force_close:
                 self._next_message()
-            if self.exchange is None and self.state == HEAD and not self._close:
-                self._check_unfinished_head()
         finally:
             self.advancing = False
 
@@ -226,9 +223,11 @@ class Door(RequestHandler):
         else:
             self._begin(message, payload)
 
-    def _check_unfinished_head(self) -> None:
+    def _check_unfinished_head(self, data: bytes) -> None:
         """Refuse a head that is too large, or whose first line llhttp reads as HTTP/0.9."""
         limit = self.front.settings.front.max_head
+        if len(self.first_line) < FIRST_LINE_AT_MOST:
+            self.first_line += data[:FIRST_LINE_AT_MOST]
         line, ended, _ = self.first_line.lstrip(b"\r\n").partition(b"\r\n")
         if self.head_bytes > limit:
             self._refuse_unread(fault("head_too_large", f"more than {limit} bytes (front.max_head)"))
@@ -237,41 +236,41 @@ class Door(RequestHandler):
 
     def _begin(self, message: RawRequestMessage, payload: Any) -> None:
         """Make an exchange of a head, and hand it to the driver."""
-        assert self.transport is not None
-        now = now_ns()
-        version = message.version
-        if version.major == 0:
+        version, now = message.version, now_ns()
+        if version is HttpVersion11:
+            minor = 1
+        elif version is HttpVersion10:
+            minor = 0
+        elif version.major == 0:
             return self._refuse_unread(fault("bad_request", "HTTP/0.9 is not served here"))
+        else:
+            minor = -1
         head_size = 0
         if self.head_bytes > SMALL_HEAD:
             head_size = size_of_head(message)
-            if head_size > self.front.settings.front.max_head:
-                limit = self.front.settings.front.max_head
-                return self._refuse_unread(
-                    fault("head_too_large", f"more than {limit} bytes (front.max_head)")
-                )
-        minor = version.minor if version.major == 1 and version.minor in (0, 1) else -1
-        target = message.path.encode("utf-8", "surrogateescape")
-        head = RequestHead(message.method, target, minor, message.raw_headers)
-        keep_alive = not (message.should_close or self.front.draining or head.fault or minor < 0)
-        self.sink = HttpSink(self.transport, 0 if minor == 0 else 1, message.method == "HEAD", keep_alive)
-        if self._paused:
-            self.sink.pause()
-        empty = payload.is_eof() and not head.chunked and head.content_length <= 0
-        declared = -2 if empty and head.content_length < 0 else -1 if head.chunked else head.content_length
-        route = route_for(head.method, head.path, head.anthropic)
-        gathered = route.body == "json"
-        body = RequestBody(declared, self.front.settings.max_body if gathered else KEEP_FOR_RETRY)
-        exchange = Exchange(self, head, self.sink, body, self.client, route, now, now)
-        self.state = EXCHANGE
-        # What the body's framing may be counted from: this read, if it began with this head.
+            limit = self.front.settings.front.max_head
+            if head_size > limit:
+                return self._refuse_unread(fault("head_too_large", f"more than {limit} bytes (front.max_head)"))
+        # What the body's framing is counted from: this read, if it began with this head.
         self.wire_bytes = self.head_bytes - head_size if head_size and not self._messages else 0
         self.head_bytes = 0
         self.first_line = b""
-        self.exchange = exchange
-        self.since_s = self._loop.time()
-        if not empty:
+        self.state = EXCHANGE
+        target = message.path.encode("utf-8", "surrogateescape")
+        head = RequestHead(message.method, target, minor, message.raw_headers)
+        keep_alive = not (message.should_close or head.fault or minor < 0 or self.front.draining)
+        sink = self.sink = HttpSink(self.transport, 0 if minor == 0 else 1, message.method == "HEAD", keep_alive)
+        if self._paused:
+            sink.pause()
+        if payload is EMPTY_PAYLOAD:
+            declared = 0 if head.content_length == 0 else -2
+        else:
+            declared = -1 if head.chunked else head.content_length
             self.payload = payload
+        route = route_for(head.method, head.path, head.anthropic)
+        body = RequestBody(declared, self.front.settings.max_body if route.body == "json" else KEEP_FOR_RETRY)
+        exchange = self.exchange = Exchange(self, head, sink, body, self.client, route, now, now)
+        if payload is not EMPTY_PAYLOAD:
             if head.fault == 0:
                 self._take_arrived(body)
             if self.payload is not None:
@@ -373,12 +372,12 @@ class Door(RequestHandler):
         if sink.state == SINK_ABORTED:
             self._close = True
             self.state = CLOSING
-            self.since_s = self._loop.time()
+            self.since_ns = now_ns()
         elif body_pending or not sink.keep_alive or self._close:
             self._finish_closing()
         else:
             self.state = IDLE
-            self.since_s = self._loop.time()
+            self.since_ns = now_ns()
             self._advance()
 
     def _finish_closing(self) -> None:
@@ -386,8 +385,8 @@ class Door(RequestHandler):
         assert self.transport is not None
         self._close = True
         self.state = CLOSING
-        self.since_s = self._loop.time()
-        self.write_since_s = self.since_s
+        self.since_ns = now_ns()
+        self.write_since_ns = self.since_ns
         self._messages.clear()
         if self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
@@ -414,14 +413,14 @@ class Door(RequestHandler):
 
     # -- time
 
-    def sweep(self, now_s: float) -> None:
+    def sweep(self, now: int) -> None:
         """End what has taken too long.  Called once in a while for every open door."""
         transport = self.transport
         if transport is None:
             return
         limits = self.front.settings.front
-        waited_s = now_s - self.since_s
-        if self._takes_nothing(now_s):
+        waited_s = (now - self.since_ns) / NS
+        if self._takes_nothing(now):
             transport.abort()
         elif self.state == IDLE:
             if limits.keepalive and waited_s > limits.keepalive:
@@ -433,22 +432,22 @@ class Door(RequestHandler):
             if waited_s > LINGER_S and not transport.get_write_buffer_size():
                 transport.abort()
         elif self.payload is not None and limits.body_timeout and waited_s > limits.body_timeout:
-            self._check_body_progress(now_s)
+            self._check_body_progress()
 
-    def _check_body_progress(self, now_s: float) -> None:
+    def _check_body_progress(self) -> None:
         exchange = self.exchange
         if exchange is not None and (not exchange.body.full or self.driver.wants_whole_body(exchange)):
             self._body_failed(fault("body_timeout"))
 
-    def _takes_nothing(self, now_s: float) -> bool:
+    def _takes_nothing(self, now: int) -> bool:
         """True if bytes have waited for the client all through the write timeout."""
         assert self.transport is not None
         buffered = self.transport.get_write_buffer_size()
         if buffered == 0 or buffered < self.last_buffered:
-            self.write_since_s = now_s
+            self.write_since_ns = now
         self.last_buffered = buffered
         limit = self.front.settings.resilience.timeouts.write
-        return bool(buffered and limit and now_s - self.write_since_s > limit)
+        return bool(buffered and limit and now - self.write_since_ns > limit * NS)
 
     def close_if_idle(self) -> None:
         """Close a connection that serves nobody: relayd is draining."""
@@ -505,9 +504,9 @@ class House(web.Server):
         self._timer = self._loop.call_later(self.SWEEP_EVERY_S, self._sweep)
 
     def _sweep(self) -> None:
-        now_s = self._loop.time()
+        now = now_ns()
         for door in list(self.doors):
-            door.sweep(now_s)
+            door.sweep(now)
         self.start_sweeping()
 
     def door_closed(self) -> None:

@@ -22,7 +22,7 @@ from tests.support.wire import Answer, Client, ask, post_json, request
 
 PAIR_SETTINGS = {
     "policy": "round_robin",
-    "resilience.timeouts.first_token": "700ms",
+    "resilience.timeouts.first_token": "500ms",
     "resilience.breaker.rest": "100ms",  # a test's failures must not be the next one's
 }
 
@@ -104,7 +104,7 @@ def relay(_one: Relay) -> Iterator[Relay]:
 
 @pytest.fixture
 def pair(_two: Relay) -> Iterator[Relay]:
-    """A gateway with two workers that takes them in turn; a first token may take 700 ms."""
+    """A gateway with two workers that takes them in turn; a first token may take 500 ms."""
     yield from lend(_two)
 
 
