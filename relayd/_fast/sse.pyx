@@ -76,6 +76,16 @@ cdef bint is_last_type(int terminator, const char* name, int size) noexcept nogi
     return False
 
 
+cdef bint may_say_what_it_is(const char* value, int size) noexcept nogil:
+    """True if the first key of a JSON object begins as "error" or "type" do: hardly any event of text."""
+    cdef int i = 1
+    if size < 3 or value[0] != b'{':
+        return False
+    while i < size - 1 and (value[i] == b' ' or value[i] == b'\t'):
+        i += 1
+    return value[i] == b'"' and (value[i + 1] == b'e' or value[i + 1] == b't')
+
+
 cdef void read_data_line(EventScan* scan, const char* value, int size) noexcept nogil:
     cdef char[LINE_KEPT] packed
     cdef int n
@@ -85,6 +95,8 @@ cdef void read_data_line(EventScan* scan, const char* value, int size) noexcept 
     scan.has_data = True
     if starts_with(value, size, b"[DONE]", 6):
         scan.is_terminator |= scan.terminator == TERMINATOR_DONE
+        return
+    if not may_say_what_it_is(value, size):
         return
     n = without_spaces(packed, value, size)
     if starts_with(packed, n, b'{"error":', 9):

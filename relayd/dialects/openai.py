@@ -69,6 +69,8 @@ PREAMBLES = frozenset(
 
 def data_of(event: bytes) -> bytes | None:
     """Return the data of a whole event, lines joined; None if it has none (a comment)."""
+    if event.startswith(b"data: ") and event.endswith(b"\n\n") and event.count(b"\n") == 2:
+        return event[6:-2]  # as nearly all are; CR inside JSON is only space
     lines = [
         line[5:].removeprefix(b" ")
         for line in event.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")

@@ -283,8 +283,8 @@ def test_three_a_second_come_back():
 
 
 def test_a_share_of_successes_comes_back():
-    budget = emptied(0.2)
-    for _ in range(50):
+    budget = emptied(0.25)
+    for _ in range(40):
         budget.succeeded()
     assert [budget.take(START) for _ in range(11)] == [True] * 10 + [False]
 

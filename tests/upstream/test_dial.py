@@ -8,11 +8,9 @@ import ssl
 
 import pytest
 
-from relayd._fast.leg import Connection, LegOutcome, Pool
+from relayd._fast.leg import LegOutcome
 from relayd.config import SettingError, WorkerTls
-from relayd.upstream import dial
 from relayd.upstream.dial import Dialer, Endpoint, tls_context, words_for, words_for_tls
-from tests.fast.stage import FakeTransport
 
 # --- URLs ---------------------------------------------------------------------------------------------
 
@@ -30,7 +28,8 @@ URLS = [
 ]
 NO_URLS = [
     "", "worker", "worker:8000", "10.0.0.1:8000", "ftp://worker", "http://", "http://:80", "http://worker:port",
-    "http://worker:99999", "//worker", "unix:/run/x.sock",
+    "http://worker:99999", "//worker", "unix:/run/x.sock", "http://[::1", "http://[::1]x", "http://a b", "http://w\u00f6rker",
+    "http://w,x",
 ]  # fmt: skip
 TOO_MUCH = ["http://worker/v1", "http://worker?x=1", "http://worker#a", "http://user:pw@worker", "http://user@worker"]
 
@@ -72,9 +71,9 @@ def test_says_why_there_is_no_connection(error, words):
     assert words_for(error) == words
 
 
-def tls_error(reason: str) -> ssl.SSLError:
+def tls_error(reason: str | None) -> ssl.SSLError:
     """Return an error as OpenSSL reports it."""
-    error = ssl.SSLError(1, reason)
+    error = ssl.SSLError(1, reason or "x")
     error.reason = reason
     return error
 
@@ -92,7 +91,7 @@ def test_says_why_a_certificate_is_not_trusted():
 
 def test_says_what_else_went_wrong_in_a_handshake():
     assert words_for_tls(tls_error("TLSV1_ALERT_INTERNAL_ERROR")) == "tlsv1 alert internal error"
-    assert words_for_tls(ssl.SSLError(1, "x")) == "the handshake failed"
+    assert words_for_tls(tls_error(None)) == "the handshake failed"
 
 
 # --- TLS ----------------------------------------------------------------------------------------------
@@ -118,75 +117,157 @@ def test_authorities_that_cannot_be_read(tmp_path):
 # --- dialing ------------------------------------------------------------------------------------------
 
 
-class FakeLoop:
-    """The parts of a loop that a dialer asks for: `reach` says what connecting to an address does."""
+class ScriptedDialer(Dialer):
+    """A dialer without sockets: `reach` says what connecting to each address does."""
 
-    def __init__(self, found: list, reach: dict) -> None:
-        self.found, self.reach, self.now = found, reach, 0.0
+    def __init__(self, reach=None, found=("10.0.0.1",), timeout_s=2.0) -> None:
+        super().__init__(Endpoint("http://worker:80"), None, timeout_s)
+        self.reach = reach or {}
+        self.found = list(found)
         self.lookups = 0
-        self.tried: list[tuple] = []
-        self.real = asyncio.get_running_loop()
+        self.tried: list[str] = []
+        self.heard: list = []
 
-    def time(self) -> float:
-        return self.now
-
-    def create_task(self, work):
-        return self.real.create_task(work)
-
-    async def getaddrinfo(self, host, port, type):  # noqa: A002
-        self.lookups += 1
-        if isinstance(self.found, Exception):
-            raise self.found
-        return [(socket.AF_INET, type, 6, "", (address, port)) for address in self.found]
-
-    async def create_connection(self, make, host, port, **tls):
-        self.tried.append((host, port))
-        outcome = self.reach.get(host)
+    async def _connect_to(self, pool, host, port):
+        self.tried.append(host)
+        outcome = self.reach.get(host, "a connection")
         if isinstance(outcome, Exception):
             raise outcome
         if outcome == "hang":
-            await asyncio.get_event_loop_policy().get_event_loop().create_future()
-        connection = make()
-        connection.connection_made(FakeTransport())
-        return None, connection
+            await asyncio.get_running_loop().create_future()
+        return outcome
+
+    async def getaddrinfo(self, host, port, **options):
+        self.lookups += 1
+        if isinstance(self.found, Exception):
+            raise self.found
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in self.found]
+
+    # What a pool hears.
+
+    def dialed(self, connection) -> None:
+        self.heard.append(connection)
+
+    def dial_failed(self, outcome, reason) -> None:
+        self.heard.append((outcome, reason))
 
 
-class FakePool:
-    """Hears what became of a dial."""
+def dialed(dialer: ScriptedDialer, times: int = 1, age_s: float = 0.0) -> list:
+    """Dial so many times, each with an address that was found `age_s` ago; return what the pool heard."""
 
-    def __init__(self) -> None:
-        self.pool = Pool("w", b"w", None)
-        self.heard: list = []
-
-
-def dialing(monkeypatch, scenario, found=("10.0.0.1",), reach=None, url="http://worker:80", timeout_s=2.0):
-    """Run `scenario(loop, dialer, dial)`; `dial` makes one dial and returns what the pool heard of it."""
-    heard: list = []
-
-    async def run():
-        loop = FakeLoop(found if isinstance(found, Exception) else list(found), reach or {})
-        monkeypatch.setattr(dial.asyncio, "get_running_loop", lambda: loop)
-        dialer = Dialer(Endpoint(url), None, timeout_s)
-        pool = Pool("w", b"w", dialer.dial)
-        try:
-            await scenario(loop, dialer, pool)
-        finally:
-            monkeypatch.undo()
+    async def run() -> None:
+        asyncio.get_running_loop().getaddrinfo = dialer.getaddrinfo
+        for _ in range(times):
+            dialer.endpoint.resolved_at = asyncio.get_running_loop().time() - age_s
+            dialer.dial(dialer)
+            while dialer.tasks:
+                await asyncio.gather(*dialer.tasks)
 
     asyncio.run(run())
-    return heard
+    return dialer.heard
 
 
-async def one_dial(dialer, pool):
-    """Dial once on a pool that reports; return ("made", connection) or (outcome, reason)."""
-    result: list = []
+REFUSED = ConnectionRefusedError(111, "Connection refused")
 
-    class Hearing:
-        def dialed(self, connection):
-            result.append(("made", connection))
 
-        def dial_failed(self, outcome, reason):
-            result.append((outcome, reason))
+def test_a_dial_that_goes_well():
+    dialer = ScriptedDialer()
+    assert dialed(dialer) == ["a connection"]
+    assert dialer.endpoint.addresses == [("10.0.0.1", 80)]
 
-    await dialer._dial(Hearing()) if not isinstance(pool, Pool) else await dialer._dial(pool)
-    return result[0] if result else None
+
+@pytest.mark.parametrize(
+    ("error", "heard"),
+    [
+        (REFUSED, (LegOutcome.LEG_CONNECT, "connection refused")),
+        (OSError(113, "No route to host"), (LegOutcome.LEG_CONNECT, "no route to host")),
+        (tls_error("WRONG_VERSION_NUMBER"), (LegOutcome.LEG_TLS, words_for_tls(tls_error("WRONG_VERSION_NUMBER")))),
+        ("hang", (LegOutcome.LEG_CONNECT_TIMEOUT, "did not accept a connection in time")),
+        (TimeoutError(), (LegOutcome.LEG_CONNECT_TIMEOUT, "did not accept a connection in time")),
+    ],
+)
+def test_a_dial_that_does_not(error, heard):
+    assert dialed(ScriptedDialer({"10.0.0.1": error}, timeout_s=0.01)) == [heard]
+
+
+def test_a_name_that_is_not_known():
+    dialer = ScriptedDialer()
+    dialer.found = socket.gaierror(-2, "unknown")
+    assert dialed(dialer) == [(LegOutcome.LEG_CONNECT, "its name is not known")]
+
+
+def test_a_name_that_cannot_be_asked_for():
+    """The resolver refuses a label of more than 63 characters with an error that is no OSError."""
+    dialer = ScriptedDialer()
+    dialer.found = UnicodeError("label empty or too long")
+    assert [outcome for outcome, _ in dialed(dialer)] == [LegOutcome.LEG_CONNECT]
+
+
+def test_a_name_without_an_address():
+    assert dialed(ScriptedDialer(found=())) == [(LegOutcome.LEG_CONNECT, "the name has no address")]
+
+
+def test_every_address_is_tried_and_the_one_that_works_comes_first():
+    dialer = ScriptedDialer({"10.0.0.1": REFUSED, "10.0.0.2": REFUSED}, ("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+    assert dialed(dialer, times=2) == ["a connection"] * 2
+    assert dialer.tried == ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.3"]
+    assert [host for host, _ in dialer.endpoint.addresses] == ["10.0.0.3", "10.0.0.1", "10.0.0.2"]
+
+
+def test_when_no_address_works_the_last_reason_is_told():
+    dialer = ScriptedDialer({"10.0.0.1": OSError(113, "No route to host"), "10.0.0.2": REFUSED}, ("10.0.0.1", "10.0.0.2"))
+    assert dialed(dialer) == [(LegOutcome.LEG_CONNECT, "connection refused")]
+
+
+def test_a_certificate_that_is_not_trusted_is_not_shopped_around():
+    dialer = ScriptedDialer({"10.0.0.1": tls_error("CERTIFICATE_VERIFY_FAILED")}, ("10.0.0.1", "10.0.0.2"))
+    assert dialed(dialer)[0][0] == LegOutcome.LEG_TLS
+    assert dialer.tried == ["10.0.0.1"]
+
+
+def test_an_address_is_looked_up_once():
+    dialer = ScriptedDialer()
+    dialed(dialer, times=3, age_s=1)
+    assert dialer.lookups == 1
+
+
+def test_an_old_address_is_used_at_once_and_looked_up_behind_it():
+    dialer = ScriptedDialer()
+    dialed(dialer)
+    dialer.found = ["10.0.0.9"]
+    dialed(dialer, age_s=31)
+    assert dialer.tried == ["10.0.0.1", "10.0.0.1"]
+    assert dialer.lookups == 2
+    dialed(dialer)
+    assert dialer.tried[-1] == "10.0.0.9"
+
+
+def test_a_look_up_that_fails_keeps_the_last_good_answer():
+    dialer = ScriptedDialer()
+    dialed(dialer)
+    dialer.found = socket.gaierror(-3, "Temporary failure")
+    assert dialed(dialer, times=2, age_s=31) == ["a connection"] * 3
+    assert not dialer.refreshing
+
+
+def test_a_look_up_keeps_the_address_that_works_first():
+    dialer = ScriptedDialer({"10.0.0.1": REFUSED}, ("10.0.0.1", "10.0.0.2"))
+    dialed(dialer, times=1)
+    dialed(dialer, age_s=31)
+    assert [host for host, _ in dialer.endpoint.addresses] == ["10.0.0.2", "10.0.0.1"]
+
+
+def test_a_dial_that_is_cancelled_is_told():
+    dialer = ScriptedDialer({"10.0.0.1": "hang"})
+
+    async def run() -> None:
+        asyncio.get_running_loop().getaddrinfo = dialer.getaddrinfo
+        dialer.dial(dialer)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for task in dialer.tasks:
+            task.cancel()
+        await asyncio.gather(*dialer.tasks, return_exceptions=True)
+
+    asyncio.run(run())
+    assert dialer.heard == [(LegOutcome.LEG_CONNECT, "relayd is stopping")]

@@ -1,0 +1,321 @@
+"""What relayd reads of a body, what it makes of one that it cannot read, and that it changes nothing else."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relayd._fast.head import RequestHead
+from relayd._fast.leg import RequestBody
+from relayd._fast.sink import Sink
+from relayd.phases.decode import MULTIPART_WINDOW, OUTPUT_UNKNOWN, decode, has_seen_enough
+from relayd.phases.routes import route_for
+from relayd.records import Client, Exchange
+
+LIMIT = 1 << 20
+CHAT, FORM, OTHER = b"/v1/chat/completions", b"/v1/audio/transcriptions", b"/whatever"
+
+
+def exchange_for(data: bytes, path: bytes = CHAT, coding: bytes | None = None, ask: bool = False, whole: bool = True):
+    """Return an exchange whose body is `data`."""
+    headers = [(b"Host", b"a"), *([(b"Content-Encoding", coding)] if coding is not None else [])]
+    head = RequestHead("POST", path, 1, headers)
+    body = RequestBody(len(data), 1 << 30)
+    body.feed(data)
+    if whole:
+        body.finish()
+    exchange = Exchange(None, head, Sink(), body, Client("a"), route_for("POST", path, False), 0, 0)
+    exchange.strip_usage = ask
+    return exchange
+
+
+def decoded(said: object, **options):
+    """Return an exchange whose body, `said` as JSON, has been decoded without a fault."""
+    data = said if isinstance(said, bytes) else json.dumps(said).encode()
+    exchange = exchange_for(data, **options)
+    assert decode(exchange, LIMIT) is None
+    return exchange
+
+
+def refused(data: bytes, **options) -> tuple[str, str]:
+    """Return (code, message) of the fault that `data` is answered with."""
+    fault = decode(exchange_for(data, **options), LIMIT)
+    assert fault is not None
+    return fault.code, fault.message
+
+
+# --- JSON ---------------------------------------------------------------------------------------------
+
+
+def test_reads_the_model_and_what_is_wanted():
+    exchange = decoded({"model": "m", "stream": True, "max_tokens": 7, "messages": [{"role": "user", "content": "hi"}]})
+    assert (exchange.model, exchange.stream, exchange.facts.model) == ("m", True, "m")
+    assert exchange.facts.output_tokens == 7
+    assert exchange.facts.prompt_tokens == exchange.body.size // 4
+
+
+@pytest.mark.parametrize(
+    ("said", "model"), [({}, ""), ({"model": None}, ""), ({"model": ""}, ""), ({"model": "a/b:c é"}, "a/b:c é")]
+)
+def test_a_model_may_be_missing(said, model):
+    assert decoded(said).model == model
+
+
+@pytest.mark.parametrize("model", [7, True, [], {}, ["m"], 1.5])
+def test_a_model_is_a_string(model):
+    code, message = refused(json.dumps({"model": model}).encode())
+    assert code == "bad_body"
+    assert "model that is not a string" in message
+
+
+@pytest.mark.parametrize(("stream", "wanted"), [(True, True), (False, False), (None, False), ("true", False), (1, False), ([], False)])
+def test_a_stream_is_wanted_only_by_true(stream, wanted):
+    assert decoded({"stream": stream}).stream is wanted
+
+
+@pytest.mark.parametrize(
+    ("said", "bound"),
+    [
+        ({}, OUTPUT_UNKNOWN), ({"max_tokens": 5}, 5), ({"max_completion_tokens": 6}, 6), ({"max_output_tokens": 7}, 7),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, 6), ({"max_tokens": None, "max_output_tokens": 7}, 7),
+        ({"max_tokens": 0}, OUTPUT_UNKNOWN), ({"max_tokens": -1}, OUTPUT_UNKNOWN), ({"max_tokens": True}, OUTPUT_UNKNOWN),
+        ({"max_tokens": "5"}, OUTPUT_UNKNOWN), ({"max_tokens": 5.5}, OUTPUT_UNKNOWN), ({"max_tokens": 1 << 40}, OUTPUT_UNKNOWN),
+        ({"max_tokens": 10**30}, OUTPUT_UNKNOWN), ({"max_tokens": []}, OUTPUT_UNKNOWN),
+    ],
+)  # fmt: skip
+def test_the_work_is_bounded_by_what_the_request_says(said, bound):
+    assert decoded(said).facts.output_tokens == bound
+
+
+NULL = {
+    "model": None, "stream": None, "max_tokens": None, "max_completion_tokens": None, "max_output_tokens": None,
+    "stream_options": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NULL)
+def test_every_field_may_be_null(name):
+    decoded({name: None}, ask=True)
+    decoded({**NULL, "stream": True, name: None}, ask=True)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"{", b"}", b"null", b"[]", b"7", b'"x"', b"{'model':'m'}", b'{"model":"m"', b'{"model":"m"}x',
+        b'{"model":"m",}', b'\xef\xbb\xbf{"model":"m"}', b"\xff\xfe", b'{"model":"\xff"}', b'{"a":NaN}', b"model=m",
+        b'{"model":"\xed\xa0\x80"}', b'{"a":01}', b"\x00",
+    ],
+)  # fmt: skip
+def test_what_is_no_json_object_is_refused(data):
+    code, message = refused(data)
+    assert code == "bad_body"
+    assert message.isprintable()
+    assert message.startswith("the request's body is not a JSON object")
+
+
+@pytest.mark.parametrize("data", [b'{"a":' * 100_000, b'{"a":' + b"[" * 100_000, b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"])
+def test_deep_nesting_is_refused(data):
+    code, message = refused(data)
+    assert code == "bad_body"
+    assert message == "the request's body is nested too deeply"
+
+
+def test_moderate_nesting_is_fine():
+    assert decoded(b'{"a":' + b"[" * 200 + b"]" * 200 + b',"model":"m"}').model == "m"
+
+
+@given(st.binary(max_size=60) | st.text(max_size=40).map(lambda text: b'{"model":' + text.encode("utf-8", "replace")))
+def test_any_bytes_are_answered(data):
+    fault = decode(exchange_for(data), LIMIT)
+    assert fault is None or fault.status == 400
+
+
+def test_the_body_is_not_touched():
+    data = b' {"model" : "m",\n "x":1 ,"stream":true} '
+    exchange = exchange_for(data)
+    assert decode(exchange, LIMIT) is None
+    assert exchange.body.whole() == data
+
+
+# --- asking for usage ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/completions"])
+@pytest.mark.parametrize("data", [b'{"stream":true}', b' \n{ "model":"m", "stream": true }\n', b'{"stream":true,"x":"{"}'])
+def test_usage_is_asked_for_on_a_streams_behalf(path, data):
+    exchange = decoded(data, path=path, ask=True)
+    sent = exchange.body.whole()
+    assert exchange.strip_usage
+    assert json.loads(sent) == {**json.loads(data), "stream_options": {"include_usage": True}}
+    assert exchange.body.size == len(sent)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"stream": True, "stream_options": None},
+        {"stream": True, "stream_options": {}},
+        {"stream": True, "stream_options": {"include_usage": True}},
+        {"stream": True, "stream_options": {"include_usage": False}},
+        {"stream": True, "stream_options": 7},
+        {"stream": False},
+        {},
+    ],
+)
+def test_who_says_something_of_it_is_not_asked_for(said):
+    data = json.dumps(said).encode()
+    exchange = decoded(data, ask=True)
+    assert (exchange.strip_usage, exchange.body.whole()) == (False, data)
+
+
+@pytest.mark.parametrize("path", [b"/v1/responses", b"/v1/messages", b"/v1/embeddings"])
+def test_other_routes_know_no_stream_options(path):
+    exchange = decoded(b'{"stream":true}', path=path, ask=True)
+    assert (exchange.strip_usage, exchange.body.whole()) == (False, b'{"stream":true}')
+
+
+def test_usage_is_not_asked_for_unless_told_to():
+    exchange = decoded(b'{"stream":true}', ask=False)
+    assert (exchange.strip_usage, exchange.body.whole()) == (False, b'{"stream":true}')
+
+
+def test_a_compressed_request_is_not_changed():
+    data = gzip.compress(b'{"stream":true,"model":"m"}')
+    exchange = decoded(data, coding=b"gzip", ask=True)
+    assert (exchange.strip_usage, exchange.model, exchange.body.whole()) == (False, "m", data)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(max_size=6), JSON, max_size=5), st.sampled_from([None, 1, "\t"]))
+def test_asking_keeps_the_rest_as_it_was(said, indent):
+    said = {key: value for key, value in said.items() if key not in ("stream_options", "model")} | {"stream": True}
+    exchange = decoded(json.dumps(said, indent=indent).encode(), ask=True)
+    assert json.loads(exchange.body.whole()) == {**said, "stream_options": {"include_usage": True}}
+
+
+# --- compressed bodies --------------------------------------------------------------------------------
+
+CODINGS = [
+    (b"gzip", gzip.compress), (b"GZip", gzip.compress), (b"x-gzip", gzip.compress), (b"deflate", zlib.compress),
+    (b"identity", bytes), (b"Identity", bytes), (b"", bytes),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("coding", "squeeze"), CODINGS)
+def test_a_compressed_body_is_read_and_passed_as_it_came(coding, squeeze):
+    data = squeeze(b'{"model":"m","stream":true,"max_tokens":9}')
+    exchange = decoded(data, coding=coding)
+    assert (exchange.model, exchange.stream, exchange.facts.output_tokens) == ("m", True, 9)
+    assert exchange.body.whole() == data
+
+
+@pytest.mark.parametrize("coding", [b"br", b"zstd", b"gzip, gzip", b"aes", b"\xff"])
+def test_a_coding_that_is_not_read_here(coding):
+    assert refused(b"whatever", coding=coding)[0] == "body_coding"
+
+
+@pytest.mark.parametrize("coding", [b"gzip", b"deflate"])
+@pytest.mark.parametrize("data", [b"not compressed", b"", b"\x1f\x8b"])
+def test_a_body_that_is_not_what_it_says(coding, data):
+    assert refused(data, coding=coding)[0] == "bad_body"
+
+
+def test_a_compressed_body_that_is_cut():
+    whole = gzip.compress(b'{"model":"m"}' + b" " * 1000)
+    for size in (1, 10, 20, len(whole) - 1):
+        code, message = refused(whole[:size], coding=b"gzip")
+        assert code == "bad_body"
+        assert "gzip" in message
+
+
+def test_a_bomb_is_defused():
+    bomb = gzip.compress(b" " * (100 << 20))
+    assert len(bomb) < 200_000
+    assert refused(bomb, coding=b"gzip")[0] == "body_too_large"
+
+
+def test_a_decoded_body_may_be_as_large_as_a_plain_one():
+    data = b'{"model":"m"}' + b" " * (LIMIT - 13)
+    assert decoded(gzip.compress(data), coding=b"gzip").model == "m"
+    assert refused(gzip.compress(data + b" "), coding=b"gzip")[0] == "body_too_large"
+
+
+# --- forms --------------------------------------------------------------------------------------------
+
+
+def form(*fields: bytes) -> bytes:
+    """Return a multipart body."""
+    return b"".join(b"--B\r\n" + field + b"\r\n" for field in fields) + b"--B--\r\n"
+
+
+FILE = b'Content-Disposition: form-data; name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n' + b"\x00\xff" * 50
+MODEL = b'Content-Disposition: form-data; name="model"\r\n\r\nwhisper-1'
+FORMS = [
+    (form(MODEL, FILE), "whisper-1"),
+    (form(FILE, MODEL), "whisper-1"),
+    (form(b"content-disposition: form-data; name=model\r\n\r\nm"), "m"),
+    (form(b'CONTENT-DISPOSITION: form-data;name="model"\r\nContent-Type: text/plain\r\n\r\nm'), "m"),
+    (form(b'Content-Disposition: form-data; name="model"\r\n\r\n'), ""),
+    (form(FILE), ""),
+    (form(b'Content-Disposition: form-data; name="model_x"\r\n\r\nm'), ""),
+    (form(b'Content-Disposition: form-data; name="x"; filename="model"\r\n\r\nm'), ""),
+    (form(b'Content-Disposition: form-data; name="x"; filename="a; name=model"\r\n\r\nm', MODEL), "whisper-1"),
+    (form(b'Content-Disposition: form-data; name="x"\r\n\r\nname="model"\r\n\r\nm'), ""),
+    (b"", ""),
+    (b"not a form", ""),
+]
+
+
+@pytest.mark.parametrize(("data", "model"), FORMS)
+def test_finds_the_model_of_a_form(data, model):
+    exchange = decoded(data, path=FORM, ask=True)
+    assert exchange.model == model
+    assert (exchange.strip_usage, exchange.body.whole()) == (False, data)
+    assert exchange.facts.prompt_tokens == len(data) // 4
+
+
+def test_a_form_is_looked_at_until_its_model_is_there():
+    data = form(MODEL, FILE)
+    for size in range(1, len(data)):
+        exchange = exchange_for(data[:size], path=FORM, whole=False)
+        if has_seen_enough(exchange):
+            assert decode(exchange, LIMIT) is None
+            assert exchange.model == "whisper-1"
+            assert size < len(data) - len(FILE)
+            break
+    else:
+        pytest.fail("the model was not seen before the end")
+
+
+def test_a_form_is_not_looked_at_for_ever():
+    assert not has_seen_enough(exchange_for(b"x" * (MULTIPART_WINDOW - 1), path=FORM, whole=False))
+    assert has_seen_enough(exchange_for(b"x" * MULTIPART_WINDOW, path=FORM, whole=False))
+    assert has_seen_enough(exchange_for(form(FILE), path=FORM))
+
+
+# --- the rest -----------------------------------------------------------------------------------------
+
+
+def test_json_is_read_when_it_is_all_there():
+    assert not has_seen_enough(exchange_for(b'{"model":"m"', whole=False))
+    assert has_seen_enough(exchange_for(b'{"model":"m"}'))
+
+
+@pytest.mark.parametrize("data", [b"", b"anything", b"\xff"])
+def test_other_bodies_are_nobodys_business(data):
+    exchange = exchange_for(data, path=OTHER, whole=False, ask=True)
+    assert has_seen_enough(exchange)
+    assert decode(exchange, LIMIT) is None
+    assert (exchange.model, exchange.facts, exchange.strip_usage) == ("", None, False)
