@@ -111,15 +111,16 @@ class LegRow(NamedTuple):
     code: str  # of the fault that a client gets if there is no other target
     counts: bool  # against the worker
     retry: bool  # may another target be tried, if nothing was committed
+    unreached: bool = False  # the worker did not answer at all
 
 
 LEG_OUTCOMES = {
     LegOutcome.LEG_COMPLETE: LegRow("complete", "", False, False),
     LegOutcome.LEG_CANCELLED: LegRow("cancelled", "", False, False),
-    LegOutcome.LEG_CONNECT: LegRow("connect", "connect_failed", True, True),
-    LegOutcome.LEG_CONNECT_TIMEOUT: LegRow("connect_timeout", "connect_timeout", True, True),
-    LegOutcome.LEG_TLS: LegRow("tls", "tls_error", True, True),
-    LegOutcome.LEG_RESET: LegRow("reset", "worker_reset", True, True),
+    LegOutcome.LEG_CONNECT: LegRow("connect", "connect_failed", True, True, True),
+    LegOutcome.LEG_CONNECT_TIMEOUT: LegRow("connect_timeout", "connect_timeout", True, True, True),
+    LegOutcome.LEG_TLS: LegRow("tls", "tls_error", True, True, True),
+    LegOutcome.LEG_RESET: LegRow("reset", "worker_reset", True, True, True),
     LegOutcome.LEG_BAD_ANSWER: LegRow("bad_answer", "bad_answer", True, True),
     LegOutcome.LEG_REJECTED: LegRow("rejected", "worker_error", True, True),
     LegOutcome.LEG_ERROR_EVENT: LegRow("error_event", "worker_error", True, True),

@@ -37,6 +37,7 @@ class Worker:
         "probing",
         "resting_until_ns",
         "rests",
+        "up",
         "url",
     )
 
@@ -46,6 +47,7 @@ class Worker:
         self.pool = pool
         self.line = b"X-Relayd-Worker: %b\r\n" % name.encode()
         self.models: frozenset[str] | None = None
+        self.up = True  # it was reached when it was last tried
         self.failures = 0  # in a row
         self.rests = 0  # in a row
         self.resting_until_ns = OPEN  # ours: a breaker

@@ -86,7 +86,7 @@ class Gateway:
         self.sweeper = Sweeper(loop)
         self._make_workers()
         self.fleet = Fleet(self.workers)
-        self.metrics = Metrics(self.workers, lambda worker: not is_resting(worker, now_ns()))
+        self.metrics = Metrics(self.workers, lambda worker: worker.up and not is_resting(worker, now_ns()))
         self.access_log = AccessLog(on_drop=self._log_dropped) if self.settings.access_log else None
         self.books = Books(self.metrics, self.fleet, self.access_log, self.pseudonym)
         self.discovery = Discovery(self.fleet, self.tls, log.warning)
@@ -131,12 +131,12 @@ class Gateway:
             raise listen_error("admin", self.settings.admin, error) from None
         self.admin_address = shown(self._admin.addresses[0])
 
-    def _checks(self) -> list[tuple[str, bool]]:
+    async def _checks(self) -> list[tuple[str, bool]]:
+        if not any(worker.up for worker in self.workers):
+            await self.discovery.look_at(self.workers)
         now = now_ns()
-        return [
-            ("accepting", not self.draining),
-            ("workers", any(not is_resting(worker, now) for worker in self.workers)),
-        ]
+        usable = [worker.up and not is_resting(worker, now) for worker in self.workers]
+        return [("accepting", not self.draining), ("workers", any(usable))]
 
     async def drain(self) -> None:
         """Stop as a balancer would like it: not ready, then not accepting, then finish what runs."""

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from relayd.config import (
-    Settings,
     SettingError,
+    Settings,
     apply,
     every_setting,
     find_path,
@@ -26,34 +26,63 @@ from relayd.config import (
 )
 
 GOOD = [
-    (read_duration, "20s", 20.0), (read_duration, "1.5m", 90.0), (read_duration, "250ms", 0.25),
-    (read_duration, "2h", 7200.0), (read_duration, "1d", 86400.0), (read_duration, "off", 0.0),
-    (read_duration, "0", 0.0), (read_duration, "0s", 0.0),
-    (read_size, "32MiB", 32 << 20), (read_size, "64KiB", 64 << 10), (read_size, "1GiB", 1 << 30),
-    (read_size, "10kB", 10_000), (read_size, "1MB", 10**6), (read_size, "2GB", 2 * 10**9), (read_size, "7", 7),
-    (read_size, "7B", 7), (read_size, "7 B", 7), (read_size, "0", 0),
-    (read_share, "20%", 0.2), (read_share, "0%", 0.0), (read_share, "100%", 1.0), (read_share, "12.5%", 0.125),
-    (read_count, "0", 0), (read_count, "12", 12), (read_count, "999999999", 999_999_999),
-    (read_switch, "on", True), (read_switch, "TRUE", True), (read_switch, "yes", True),
-    (read_switch, "off", False), (read_switch, "False", False), (read_switch, "no", False),
-    (read_address, "127.0.0.1:8080", "127.0.0.1:8080"), (read_address, "[::1]:80", "[::1]:80"),
-    (read_address, ":8080", ":8080"), (read_address, "localhost:0", "localhost:0"), (read_address, "off", "off"),
-    (read_networks, "10.0.0.0/8", ("10.0.0.0/8",)), (read_networks, "", ()),
+    (read_duration, "20s", 20.0),
+    (read_duration, "1.5m", 90.0),
+    (read_duration, "250ms", 0.25),
+    (read_duration, "2h", 7200.0),
+    (read_duration, "1d", 86400.0),
+    (read_duration, "off", 0.0),
+    (read_duration, "0", 0.0),
+    (read_duration, "0s", 0.0),
+    (read_size, "32MiB", 32 << 20),
+    (read_size, "64KiB", 64 << 10),
+    (read_size, "1GiB", 1 << 30),
+    (read_size, "10kB", 10_000),
+    (read_size, "1MB", 10**6),
+    (read_size, "2GB", 2 * 10**9),
+    (read_size, "7", 7),
+    (read_size, "7B", 7),
+    (read_size, "7 B", 7),
+    (read_size, "0", 0),
+    (read_share, "20%", 0.2),
+    (read_share, "0%", 0.0),
+    (read_share, "100%", 1.0),
+    (read_share, "12.5%", 0.125),
+    (read_count, "0", 0),
+    (read_count, "12", 12),
+    (read_count, "999999999", 999_999_999),
+    (read_switch, "on", True),
+    (read_switch, "TRUE", True),
+    (read_switch, "yes", True),
+    (read_switch, "off", False),
+    (read_switch, "False", False),
+    (read_switch, "no", False),
+    (read_address, "127.0.0.1:8080", "127.0.0.1:8080"),
+    (read_address, "[::1]:80", "[::1]:80"),
+    (read_address, ":8080", ":8080"),
+    (read_address, "localhost:0", "localhost:0"),
+    (read_address, "off", "off"),
+    (read_networks, "10.0.0.0/8", ("10.0.0.0/8",)),
+    (read_networks, "", ()),
     (read_networks, "10.0.0.0/8, ::1 ,", ("10.0.0.0/8", "::1")),
-    (read_text, " as it is ", " as it is "), (read_text, "", ""),
+    (read_text, " as it is ", " as it is "),
+    (read_text, "", ""),
     (read_choice("a", "b"), "b", "b"),
-]  # fmt: skip
+]
 BAD = [
     (read_duration, ["20", "s", "-1s", "1 s", "1e3s", "20sec", "", "on", "1.s", "٣s"], "not a duration"),
     (read_size, ["32mib", "-1", "1.5MiB", "", "MiB", "1TiB", "off", "1 MiB B"], "not a size"),
     (read_share, ["20", "101%", "-1%", "%", "", "0.2", "100.1%"], "not a share"),
     (read_count, ["-1", "1.5", "", "many", "1234567890", "1e3", " 1", "٣"], "not a whole number"),
     (read_switch, ["", "1", "maybe", "onn"], "neither on nor off"),
-    (read_address, ["", "8080", "a:b", "127.0.0.1", "::1:80", "a:99999", "http://a:80", "a:80/", "a:80:80", "[::1]"],
-     "not an address"),
+    (
+        read_address,
+        ["", "8080", "a:b", "127.0.0.1", "::1:80", "a:99999", "http://a:80", "a:80/", "a:80:80", "[::1]"],
+        "not an address",
+    ),
     (read_networks, ["10.0.0.0/33", "a", "10.0.0.1/8", "10.0.0.0/8,nope"], "not an address range"),
     (read_choice("openai", "vllm"), ["", "vlm", "VLLM"], "not one of openai, vllm"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("reader", "text", "value"), GOOD)
@@ -67,7 +96,11 @@ def test_refuses_with_the_value_found(reader, texts, message):
     for text in texts:
         with pytest.raises(SettingError, match=message) as caught:
             reader(text)
-        assert "such as" in str(caught.value) or reader in (read_count, read_switch) or message.startswith("not one")
+        assert (
+            "such as" in str(caught.value)
+            or reader in (read_count, read_switch)
+            or message.startswith("not one")
+        )
 
 
 def test_a_choice_that_is_nearly_right():
@@ -116,11 +149,23 @@ def test_every_setting_says_what_it_is(path, hint):
 
 def test_the_settings_of_the_design_are_there():
     paths = {path for path, _ in SETTINGS}
-    timeouts = {f"resilience.timeouts.{name}" for name in ("connect", "first_token", "idle", "write", "total")}
+    timeouts = {
+        f"resilience.timeouts.{name}" for name in ("connect", "first_token", "idle", "write", "total")
+    }
     others = {
-        "listen", "admin", "trusted_proxies", "max_body", "policy", "engine", "on_disconnect", "sse_keepalive",
-        "drain_delay", "drain_timeout", "resilience.retry.attempts", "resilience.retry.budget",
-    }  # fmt: skip
+        "listen",
+        "admin",
+        "trusted_proxies",
+        "max_body",
+        "policy",
+        "engine",
+        "on_disconnect",
+        "sse_keepalive",
+        "drain_delay",
+        "drain_timeout",
+        "resilience.retry.attempts",
+        "resilience.retry.budget",
+    }
     assert timeouts | others <= paths
 
 
@@ -183,7 +228,9 @@ def test_an_unambiguous_tail_is_enough(key, path):
     assert find_path(key) == path
 
 
-@pytest.mark.parametrize("key", ["resilience", "timeouts", "le", "dle", "resilience.idle", "timeouts.", ".idle", "", "IDLE"])
+@pytest.mark.parametrize(
+    "key", ["resilience", "timeouts", "le", "dle", "resilience.idle", "timeouts.", ".idle", "", "IDLE"]
+)
 def test_anything_else_names_nothing(key):
     with pytest.raises(SettingError, match="there is no setting"):
         find_path(key)

@@ -126,7 +126,9 @@ def test_only_doors_and_the_control_plane_know_aiohttp():
         tree = ast.walk(ast.parse(path.read_text()))
         names = {alias.name for node in tree if isinstance(node, ast.Import) for alias in node.names}
         names |= {
-            node.module or "" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)
+            node.module or ""
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom)
         }
         assert not any(name.split(".")[0] == "aiohttp" for name in names), path
 

@@ -56,6 +56,7 @@ cdef enum:
     HEAD_AT_MOST = 65536        # bytes of an answer's head
     HEADERS_AT_MOST = 256
     INTERIM_AT_MOST = 16        # 1xx answers before the real one
+    HEAD_SECONDS = 5            # from the first byte of a head to its last
     FRAMING_AT_MOST = 16384     # bytes without body inside a body: chunk extensions, trailers
     OUTCOMES = 16               # more than there are
     FEED_AT_MOST = 16384        # bytes given to the parser at once, so that the above is exact enough
@@ -120,9 +121,11 @@ cdef class Connection:
     cdef bint read_paused
     cdef Py_ssize_t unfed               # bytes of the read being handled that follow this piece
     cdef bint write_paused
+    cdef int descriptor                 # of the socket, see has_unread()
     cdef bint closed
     cdef bint dirty                     # bytes came that belong to no answer
     cdef bint answering                 # the first byte of an answer has come
+    cdef int64_t head_since_ns          # when the head being read began; 0 between heads
     cdef bint interim                   # the head being read is a 1xx
     cdef bint head_done
     cdef bint complete                  # the answer's last byte has been parsed
@@ -138,6 +141,8 @@ cdef class Connection:
     cdef list parts                     # of the body, in the piece being fed
 
     cdef int expect_answer(self) except -1
+    cdef bint has_unread(self)
+    cdef bint is_stuck_in_head(self, int64_t now) noexcept
     cdef int send(self, Leg leg) except -1
     cdef int take_answer(self, object data) except -1
     cdef int count_framing(self, Py_ssize_t size) except -1
@@ -234,6 +239,7 @@ cdef class Leg(Source):
     cdef int scan_decoded(self, bytes data) except -1
     cdef int hold(self, bytes data) except -1
     cdef bint judge_until(self, Py_ssize_t end) except -1
+    cdef int commit_held(self, bytes rest) except -1
     cdef int flush_held(self) except -1
     cdef int without_usage(self, bytes data) except -1
     cdef int commit(self) except -1

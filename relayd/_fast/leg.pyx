@@ -45,6 +45,11 @@ cdef extern from "debug.h" nogil:
     void RELAYD_CHECK(bint condition)
     int RELAYD_DEBUG_BUILD
 
+cdef extern from "<sys/socket.h>" nogil:
+    Py_ssize_t recv(int descriptor, void* out, size_t size, int flags)
+    int MSG_PEEK
+    int MSG_DONTWAIT
+
 cdef extern from "<time.h>" nogil:
     struct timespec:
         long tv_sec
@@ -53,6 +58,10 @@ cdef extern from "<time.h>" nogil:
     int CLOCK_MONOTONIC
 
 DEBUG_BUILD = bool(RELAYD_DEBUG_BUILD)
+
+cdef enum:
+    NOT_KNOWN = -1                  # Connection.descriptor before it was asked for
+    NOT_PLAIN = -2                  # ... and of a TLS connection
 
 cdef enum:
     READ_SIZE = 65536               # one read of a worker's socket
@@ -314,6 +323,7 @@ cdef class Connection:
 
     def __init__(self, Pool pool):
         self.pool = pool
+        self.descriptor = NOT_KNOWN
 
     # -- the transport's callbacks
 
@@ -335,6 +345,8 @@ cdef class Connection:
             self.unfed = size - stop
             self.take_answer(read_view[start:stop])
             start = stop
+        if self.leg is not None and self.leg.sent_ns == 0:
+            self.leg.body_ready()       # it had waited for this to be read
 
     def eof_received(self):
         return False                    # the transport closes itself, and connection_lost follows
@@ -374,10 +386,29 @@ cdef class Connection:
         self.answering = self.interim = self.head_done = self.complete = False
         self.reusable = self.by_close = False
         self.interims = self.framing = 0
+        self.head_since_ns = 0
         self.head_bytes = self.body_bytes = self.drained = 0
         self.headers = []
         self.parts = []
         return 0
+
+    cdef bint has_unread(self):
+        """True if the worker has already said something, or left, while its request is being sent.
+
+        A worker that refuses an upload answers and closes; writing on would make uvloop drop the
+        connection, and with it the answer that lies unread in the socket.  Under TLS bytes in the socket
+        need not be an answer, so there nothing is known.
+        """
+        cdef char byte
+        if self.descriptor == NOT_KNOWN:
+            self.descriptor = NOT_PLAIN
+            if self.transport.get_extra_info("ssl_object") is None:
+                self.descriptor = self.transport.get_extra_info("socket").fileno()
+        return self.descriptor >= 0 and recv(self.descriptor, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0
+
+    cdef bint is_stuck_in_head(self, int64_t now) noexcept:
+        """True if a head has begun and has not been completed in time."""
+        return self.head_since_ns != 0 and now - self.head_since_ns > HEAD_SECONDS * <int64_t> 1000000000
 
     cdef int send(self, Leg leg) except -1:
         RELAYD_CHECK(self.leg is None and not self.closed)
@@ -392,6 +423,8 @@ cdef class Connection:
         if self.leg is None and not self.draining:
             return self.close()         # nobody asked: whatever it is, the connection is not clean
         self.answering = True
+        if self.head_since_ns == 0 and not self.head_done:
+            self.head_since_ns = monotonic_ns()
         self.body_bytes = 0
         try:
             self.parser.feed_data(data)
@@ -547,6 +580,7 @@ cdef class Connection:
         if self.interim:
             self.interim = False
             self.head_bytes = 0
+            self.head_since_ns = 0      # the real head may take as long as it needs to begin
         elif self.head_done:
             self.complete = True
 
@@ -701,7 +735,7 @@ cdef class Leg(Source):
         if connection is None or self.sent_ns or self.state == LEG_ENDED:
             return 0
         while body.sent < len(body.parts):
-            if connection.write_paused or connection.closed:
+            if connection.write_paused or connection.closed or connection.has_unread():
                 return 0
             part = body.parts[body.sent]
             connection.transport.write(chunk(part) if chunked else part)
@@ -745,6 +779,7 @@ cdef class Leg(Source):
             return 0
         if self.state == LEG_RELAYING:
             if self.strip_usage and self.streaming and self.response.content_encoding is None:
+                usage_feed(&self.usage, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
                 return self.without_usage(data)
             self.scan_body(data)
             return self.relay(data)
@@ -820,12 +855,20 @@ cdef class Leg(Source):
                 break
             offset += ended
             if self.judge_until(base + offset):
-                scan_feed(&self.scan, PyBytes_AS_STRING(data) + offset, size - offset)
-                return self.flush_held()
+                return self.commit_held(data[offset:])
             base = len(self.held) - (size - offset) - offset
         if self.state == LEG_HOLDING and len(self.held) > HELD_AT_MOST:
             return self.flush_held()
         return 0
+
+    cdef int commit_held(self, bytes rest) except -1:
+        """Commit, and pass on what is held; `rest` is its end, behind the event that was content."""
+        if not self.strip_usage:
+            scan_feed(&self.scan, PyBytes_AS_STRING(rest), PyBytes_GET_SIZE(rest))
+            return self.flush_held()
+        del self.held[self.judged:]
+        self.flush_held()
+        return self.without_usage(rest)
 
     cdef bint judge_until(self, Py_ssize_t end) except -1:
         """Judge the event that ends at `end` of what is held; True if it commits the answer."""
@@ -847,11 +890,8 @@ cdef class Leg(Source):
 
     cdef int flush_held(self) except -1:
         cdef bytes data = bytes(self.held)
-        self.held = None
+        self.held = bytearray() if self.strip_usage else None
         self.commit()
-        if self.strip_usage:
-            self.held = bytearray(data[self.judged:])   # an unfinished event, at most
-            data = data[:self.judged]
         return self.relay(data)
 
     cdef int without_usage(self, bytes data) except -1:
@@ -860,7 +900,6 @@ cdef class Leg(Source):
         cdef bytes event
         cdef list passed = []
 
-        usage_feed(&self.usage, PyBytes_AS_STRING(data), size)
         while True:
             ended = scan_feed_one(&self.scan, PyBytes_AS_STRING(data) + offset, size - offset)
             if ended == 0:
@@ -1026,6 +1065,8 @@ cdef class Leg(Source):
         elif self.sent_ns == 0:
             if now - self.moved_ns > limits.idle:
                 return self.fail(LEG_IDLE_TIMEOUT, "did not take the request's body in time")
+        elif self.response is None and self.connection.is_stuck_in_head(now):
+            return self.fail(LEG_BAD_ANSWER, "did not finish the head of its answer")
         elif self.first_ns == 0:
             if now - self.sent_ns > limits.first_token:
                 return self.fail(LEG_FIRST_TOKEN_TIMEOUT, "did not begin its answer in time")

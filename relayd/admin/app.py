@@ -8,13 +8,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
 from relayd.telemetry.metrics import Metrics
 
-Checks = Callable[[], list[tuple[str, bool]]]
+Checks = Callable[[], Awaitable[list[tuple[str, bool]]]]
 
 
 def make_app(metrics: Metrics, checks: Checks) -> web.Application:
@@ -24,7 +24,7 @@ def make_app(metrics: Metrics, checks: Checks) -> web.Application:
         return web.Response(text="ok\n")
 
     async def readyz(request: web.Request) -> web.Response:
-        rows = checks()
+        rows = await checks()
         ready = all(well for _, well in rows)
         if "verbose" in request.query:
             text = "".join(f"[{'+' if well else '-'}]{what} {'ok' if well else 'failed'}\n" for what, well in rows)

@@ -18,7 +18,7 @@ from relayd.demo.plan import Ask, make_warm_up
 
 KILL_AT = 0.5  # of the run
 KILL_AT_LATEST = 0.8
-STREAMS_AT_KILL = 3  # worth waiting for
+STREAMS_AT_KILL = 2  # worth waiting for
 LOOK_EVERY_S = 0.005
 DRAIN_LIMIT_S = 30.0  # from the last request to the last answer
 

@@ -17,12 +17,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
-from urllib.request import ProxyHandler, build_opener
 
 import relayd
 
 START_LIMIT_S = 30.0  # a slow machine that is busy
 STOP_LIMIT_S = 3.0
+FETCH_LIMIT_S = 10.0
+LONGEST_LINE = 1 << 20
 KEPT_LINES = 20
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -79,7 +80,7 @@ class Child:
 
     async def _watch(self) -> None:
         """Read what it says until it ends."""
-        reader = asyncio.StreamReader()
+        reader = asyncio.StreamReader(LONGEST_LINE)
         assert self.process.stderr is not None
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), self.process.stderr)
@@ -89,12 +90,13 @@ class Child:
         self.ended.set()
 
     def _heard(self, line: str) -> None:
-        self.lines.append(line)
         found = READY.search(line)
         if found and not self.ready.is_set():
             self.host, self.port, self.admin = found[1], int(found[2]), found[3] or ""
             self.ready.set()
-        elif self.on_line is not None:
+            return
+        self.lines.append(line)
+        if self.on_line is not None:
             self.on_line(line)
 
     @property
@@ -119,8 +121,10 @@ class Child:
             raise DemoFault(f"{self.name} {what}{self.last_words()}")
 
     def last_words(self) -> str:
-        """Return the last line that it wrote, as the end of a sentence."""
-        return f": {self.lines[-1]}" if self.lines else ""
+        """Return how it ended and the last line that it wrote, as the end of a sentence."""
+        code = self.process.poll()
+        how = "" if code is None else f" (killed by signal {-code})" if code < 0 else f" (exit code {code})"
+        return f"{how}: {self.lines[-1]}" if self.lines else how
 
     def kill(self) -> None:
         """End it without giving it a chance, as a machine that fails would."""
@@ -201,16 +205,28 @@ class Fleet:
             DemoFault: it says nothing.
         """
         try:
-            return await asyncio.to_thread(fetch, f"http://{self.relayd.admin}/metrics")
-        except OSError as error:
+            async with asyncio.timeout(FETCH_LIMIT_S):
+                return await fetch(self.relayd.admin, "/metrics")
+        except OSError as error:  # TimeoutError is one
             raise DemoFault(f"relayd's metrics cannot be read: {error}{self.relayd.last_words()}") from None
 
 
-def fetch(url: str) -> str:
-    """Return the text of a page on this machine, whatever proxy the environment names."""
-    with build_opener(ProxyHandler({})).open(url, timeout=10) as page:
-        text: str = page.read().decode()
-    return text
+async def fetch(address: str, path: str) -> str:
+    """Return the text of a page at HOST:PORT.
+
+    Without a thread, since processes are started later on; in HTTP/1.0, so that it ends with the connection.
+    """
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(f"GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n".encode())
+        answer = await reader.read()
+    finally:
+        writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    if b" 200 " not in head.partition(b"\r\n")[0]:
+        raise OSError(f"it answers {head[:60].decode('latin-1')!r}")
+    return body.decode()
 
 
 def source_path() -> str:

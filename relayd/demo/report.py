@@ -55,10 +55,10 @@ def intro(result: Result) -> list[str]:
     ours, theirs = result.runs
     fast, slow = workers("fast"), workers("slow")
     return wrapped(
-        f"Three simulated workers, two fast ({fast}) and one slow ({slow}), behind one relayd: {ours.sent} chat "
-        f"requests in {result.seconds:g} s, as the OpenAI client sends them, and half way through, kill -9 of "
-        f"{VICTIM}. First with relayd's own choice of workers ({ours.policy}), then the same requests in "
-        f"turn ({theirs.policy})."
+        f"Three simulated workers, two fast ({fast}) and one slow ({slow}), behind one relayd. "
+        f"{ours.sent} chat requests in {result.seconds:g} s, as the OpenAI client sends them; half way "
+        f"through, kill -9 of {VICTIM}. First relayd chose the workers as it does by default "
+        f"({ours.policy}), then, for the same requests, in turn ({theirs.policy})."
     )
 
 
@@ -77,9 +77,10 @@ COUNTS: tuple[tuple[str, Cell], ...] = (
     ("  failed before their first token", lambda run: str(run.failed_before_first_token)),
     ("  cut in mid-answer, and their client was told", lambda run: str(run.cut)),
     ("  cut in mid-answer, and nobody was told", lambda run: str(run.cut_silently)),
-    (f"streams open on {VICTIM} when it was killed", lambda run: str(run.open_on_killed_worker)),
-    ("times a request was moved to another worker", lambda run: str(run.moved)),
-    ("from the kill to the next success", lambda run: shown(run.kill_to_next_success_s)),
+    (f"{VICTIM} was killed after", lambda run: shown(run.killed_at_s)),
+    ("  streams open on it at that moment", lambda run: str(run.open_on_killed_worker)),
+    ("  times a request was moved to another worker", lambda run: str(run.moved)),
+    ("  from the kill to the next success", lambda run: shown(run.kill_to_next_success_s)),
 )
 TIMES: tuple[tuple[str, Cell], ...] = (
     ("time to the first token, P50", lambda run: shown(run.ttft.p50)),
@@ -162,18 +163,18 @@ def on_cuts(result: Result) -> str:
         by_event, f"{by_event} by an error event in the stream, {cut - by_event} by a connection that broke"
     )
     return (
-        f"An answer that has begun cannot be moved, since its client has read a part of it: {cut} in the two runs "
-        f"were cut. Each of their clients was told ({how}), on which the OpenAI client raises an error."
+        f"An answer that has begun cannot be moved, since its client has read a part of it: {cut} in the two "
+        f"runs were cut. Each of their clients was told ({how}), on which the OpenAI client raises an error."
     )
 
 
 def on_texts(result: Result) -> str:
     """Say what was compared."""
+    if result.broken:
+        return ""
     return (
-        f"Nothing was lost or repeated on the way: {result.compared} answers are the same in both runs, word for "
-        "word, whichever worker wrote them, and what was cut is how the same answer begins in the other run."
-        if not result.broken
-        else ""
+        f"Nothing was lost or repeated on the way: {result.compared} answers are the same in both runs, word "
+        "for word, whichever worker wrote them; what was cut is how the same answer begins in the other run."
     )
 
 
@@ -186,8 +187,8 @@ def on_waiting(result: Result) -> str:
     waited = f"{ratio:.1f} times as long" if ratio >= 1.05 else "no longer, this time,"
     share = sum(theirs.share_after[place.name] for place in PLACES if place.speed == "slow")
     return (
-        f"With round robin the unluckiest 1 % of streams waited {waited} for their first token. It sends the slow "
-        f"worker its turn ({share:.0%} of everything after the kill), however much is waiting there; "
+        f"With round robin the unluckiest 1 % of streams waited {waited} for their first token. It gives the "
+        f"slow worker its turn ({share:.0%} of everything after the kill), however much is waiting there; "
         f"{ours.policy} looks for the worker that has the fewest tokens left to read and write."
     )
 
@@ -198,8 +199,8 @@ def on_overhead(result: Result) -> str:
     if not ours.overhead.p50 or not ours.latency.p50:
         return ""
     return (
-        f"Of a typical answer's {shown(ours.latency.p50)}, relayd took about {shown(ours.overhead.p50)} (from its "
-        "own histograms, on a machine that is busy with the workers and the clients as well)."
+        f"Of a typical answer's {shown(ours.latency.p50)}, relayd took about {shown(ours.overhead.p50)} "
+        "(from its own histograms, on a machine that is busy with the workers and the clients as well)."
     )
 
 
@@ -209,8 +210,8 @@ def on_machine(result: Result) -> str:
     if lag_s < BUSY_LAG_S:
         return ""
     return (
-        f"This machine was very busy: 1 % of the requests were sent {shown(lag_s)} late or later. Times are worse "
-        "than they would be; what failed or was cut is not affected."
+        f"This machine was very busy: 1 % of the requests were sent {shown(lag_s)} late or later. Times are "
+        "worse than they would be; what failed or was cut is not affected."
     )
 
 

@@ -17,6 +17,7 @@ that is still sending can read it (a close with unread data would reset the conn
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -45,6 +46,9 @@ WRITE_HIGH = 64 << 10  # bytes waiting for a client before its worker is paused
 WRITE_LOW = 16 << 10
 READ_BUFFER = 64 << 10  # of a body that nobody takes; aiohttp pauses at twice this
 KEEP_FOR_RETRY = 1 << 20  # bytes of a streamed body that another leg could send again
+# States of a TCP connection in which the other side has said that it will send no more, or is gone:
+# FIN_WAIT, CLOSE, CLOSE_WAIT, LAST_ACK, CLOSING (include/net/tcp_states.h).
+TCP_GONE = frozenset((4, 5, 7, 8, 9, 11))
 LINGER_S = 2.0
 NS = 1_000_000_000
 # Bytes of chunk framing and trailers that a body may have: this much, and sixteen for each of its own.
@@ -115,6 +119,7 @@ class Door(RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """The client is gone, or was sent away."""
         self.front.doors.discard(self)
+        self.front.unread.discard(self)
         self._force_close = True
         self.transport = None
         self._client_gone()
@@ -185,6 +190,26 @@ class Door(RequestHandler):
         """Go on reading; aiohttp asks for it after every body, paused or not."""
         if self._reading_paused:
             super().resume_reading(resume_parser)
+
+    def _pause_transport_reading(self) -> None:
+        """Stop reading: a client that leaves now would not be noticed, so House looks after it."""
+        super()._pause_transport_reading()
+        self.front.watch_unread(self)
+
+    def _resume_transport_reading(self) -> None:
+        super()._resume_transport_reading()
+        self.front.unread.discard(self)
+
+    def has_left(self) -> bool:
+        """True if the client has closed or reset the connection, as the kernel knows without a read."""
+        connection = self.transport.get_extra_info("socket") if self.transport is not None else None
+        if connection is None:
+            return False
+        try:
+            state: int = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        except OSError:
+            return True
+        return state in TCP_GONE
 
     def pause_writing(self) -> None:
         """The client does not keep up: stop what fills the sink."""
@@ -470,6 +495,7 @@ class House(web.Server):
     """Makes doors, and looks after all of them."""
 
     SWEEP_EVERY_S = 0.5
+    LOOK_EVERY_S = 0.05  # a client's leaving is to be noticed within 100 ms
 
     def __init__(self, driver: Driver, settings: Settings) -> None:
         async def no_handler(request: web.BaseRequest) -> web.StreamResponse:
@@ -479,6 +505,8 @@ class House(web.Server):
         self.driver = driver
         self.settings = settings
         self.doors: set[Door] = set()
+        self.unread: set[Door] = set()  # doors whose sockets are not being read
+        self._unread_timer: asyncio.TimerHandle | None = None
         self.draining = False
         self.empty: asyncio.Event = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -509,6 +537,20 @@ class House(web.Server):
             door.sweep(now)
         self.start_sweeping()
 
+    def watch_unread(self, door: Door) -> None:
+        """Look whether the client of `door`, which is not being read, is still there."""
+        self.unread.add(door)
+        if self._unread_timer is None:
+            self._unread_timer = self._loop.call_later(self.LOOK_EVERY_S, self._look)
+
+    def _look(self) -> None:
+        self._unread_timer = None
+        for door in list(self.unread):
+            if door.has_left() and door.transport is not None:
+                door.transport.abort()
+        if self.unread:
+            self._unread_timer = self._loop.call_later(self.LOOK_EVERY_S, self._look)
+
     def door_closed(self) -> None:
         """A connection is gone."""
         if self.draining and not self.doors:
@@ -526,8 +568,9 @@ class House(web.Server):
 
     async def shutdown(self, timeout: float | None = None) -> None:
         """Cut every connection that is left."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._unread_timer):
+            if timer is not None:
+                timer.cancel()
         for door in list(self.doors):
             await door.shutdown()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from relayd._fast.splice import find_value
 from relayd.faults import Fault, fault
 from relayd.records import Exchange, Facts
 
@@ -96,13 +97,20 @@ def output_bound(said: _Body) -> int:
 
 
 def ask_for_usage(exchange: Exchange, said: _Body, raw: bytes) -> bool:
-    """Add include_usage to a stream's request if it says nothing of stream_options."""
-    if not exchange.stream or said.stream_options is not msgspec.UNSET:
+    """Ask for usage in a stream's request; return True if the client had not asked for it itself."""
+    if not exchange.stream or exchange.route.name not in ("chat", "completions"):
         return False
-    if exchange.route.name not in ("chat", "completions"):
+    options = said.stream_options
+    if options is msgspec.UNSET:
+        brace = raw.index(b"{")
+        exchange.body.replace(raw[:brace] + _ASK_FOR_USAGE + raw[brace + 1 :])
+        return True
+    place = find_value(raw, b"stream_options")
+    if place is None or not isinstance(options, dict | None) or (options or {}).get("include_usage") is True:
         return False
-    brace = raw.index(b"{")
-    exchange.body.replace(raw[:brace] + _ASK_FOR_USAGE + raw[brace + 1 :])
+    start, end = place
+    value = msgspec.json.encode({**(options or {}), "include_usage": True})
+    exchange.body.replace(raw[:start] + value + raw[end:])
     return True
 
 

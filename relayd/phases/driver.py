@@ -18,7 +18,7 @@ from ipaddress import ip_address, ip_network
 from relayd._fast.leg import Leg, LegOutcome, LegState, Limits, Sweeper, Terms, now_ns
 from relayd._fast.sink import Sink, SinkState
 from relayd.config import Settings
-from relayd.faults import LEG_ROWS, Fault, fault
+from relayd.faults import LEG_ROWS, Fault, LegRow, fault
 from relayd.phases.account import Books
 from relayd.phases.admit import admit
 from relayd.phases.decide import decide
@@ -282,7 +282,7 @@ class Driver:
         row = LEG_ROWS[leg.outcome]
         exchange.leg = None
         exchange.leg_ns += leg.ended_ns - leg.begun_ns
-        self._note_health(leg, row.counts)
+        self._note_health(leg, row)
         if leg.outcome == COMPLETE:
             return self._complete(exchange, leg)
         if exchange.outcome == "client_closed":
@@ -310,15 +310,16 @@ class Driver:
         worker = self.fleet.by_pool[leg.pool.name]
         return fault(row.code, leg.reason, worker=worker.name if self.settings.reveal else "")
 
-    def _note_health(self, leg: Leg, counts: bool) -> None:
+    def _note_health(self, leg: Leg, row: LegRow) -> None:
         """Tell the breaker what this leg says about its worker."""
         worker = self.fleet.by_pool[leg.pool.name]
+        worker.up = not row.unreached
         if leg.outcome == COMPLETE and leg.status < 500 and not leg.error_passed:
             if self.rests.succeeded(worker):
                 log.warning("worker %s answers again", worker.name)
             if worker.models is None:
                 self.discovery.ask_again(worker)
-        elif is_neutral(leg, counts):
+        elif is_neutral(leg, row.counts):
             self.rests.said_nothing(worker)
         elif self.rests.failed(worker, now_ns()):
             rest_s = (worker.resting_until_ns - now_ns()) / NS

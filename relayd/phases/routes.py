@@ -9,6 +9,7 @@ from relayd._fast.sse import Terminator
 from relayd.dialects.anthropic import Anthropic
 from relayd.dialects.openai import OpenAI
 from relayd.dialects.plain import Plain
+from relayd.dialects.responses import Responses
 from relayd.records import Route
 
 _OPENAI = OpenAI()
@@ -19,7 +20,7 @@ _DONE = Terminator.TERMINATOR_DONE
 POSTS = {
     b"/v1/chat/completions": Route("chat", _OPENAI, _DONE, "json"),
     b"/v1/completions": Route("completions", _OPENAI, _DONE, "json"),
-    b"/v1/responses": Route("responses", _OPENAI, Terminator.TERMINATOR_RESPONSE, "json"),
+    b"/v1/responses": Route("responses", Responses(), Terminator.TERMINATOR_RESPONSE, "json"),
     b"/v1/messages": Route("messages", _ANTHROPIC, Terminator.TERMINATOR_MESSAGE_STOP, "json", True),
     b"/v1/messages/count_tokens": Route("count_tokens", _ANTHROPIC, body="json"),
     b"/v1/embeddings": Route("embeddings", _OPENAI, body="json"),

@@ -8,8 +8,10 @@ addresses of a name are tried in turn within the connect timeout, starting with 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -33,7 +35,7 @@ class Endpoint:
             port = parts.port
         except ValueError:
             port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+        if parts.scheme not in ("http", "https") or port == -1 or not is_host(parts.hostname or ""):
             raise SettingError(f"{url!r} is not a worker's URL: write http://HOST:PORT or https://HOST")
         if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
             raise SettingError(f"{url!r} has more than a scheme, a host and a port: leave the rest away")
@@ -49,6 +51,15 @@ class Endpoint:
         name = f"[{self.host}]" if ":" in self.host else self.host
         default = 443 if self.tls else 80
         return (name if self.port == default else f"{name}:{self.port}").encode("ascii")
+
+
+def is_host(name: str) -> bool:
+    """True for an address or a name of letters, digits, dots, dashes and underscores."""
+    try:
+        ip_address(name)
+    except ValueError:
+        return re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_.])?", name) is not None
+    return True
 
 
 class Dialer:

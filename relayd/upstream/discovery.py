@@ -1,7 +1,8 @@
 """Which models a worker serves.
 
 Asked of `/v1/models` once at the start, and once more when a worker that did not answer then is first
-reached by a request.  A worker that has not told may serve any model: leaving it out because one question
+reached by a request.  Somebody who asks whether relayd is ready makes it look at workers that it could not
+reach, so that a balancer gets a true answer without any request of ours in the background.  A worker that has not told may serve any model: leaving it out because one question
 failed would be worse than its own 404.
 """
 
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -18,6 +20,7 @@ from relayd.net import FetchError, fetch
 from relayd.records import Fleet, Worker
 
 TIMEOUT_S = 2.0
+LOOK_EVERY_S = 1.0
 
 
 class _Model(msgspec.Struct):
@@ -38,6 +41,7 @@ class Discovery:
         self.fleet = fleet
         self.tls = tls
         self.say = say
+        self.looked_s = 0.0
         self.asking: dict[str, asyncio.Task[None]] = {}
 
     async def ask_all(self) -> None:
@@ -49,8 +53,11 @@ class Discovery:
         try:
             status, body = await fetch(worker.url + "/v1/models", timeout_s=TIMEOUT_S, tls=self.tls)
         except FetchError as error:
-            self.say(f"worker {worker.name} ({worker.url}) does not answer: {error}")
+            if worker.up:
+                self.say(f"worker {worker.name} ({worker.url}) does not answer: {error}")
+            worker.up = False
             return
+        worker.up = True
         if status != 200:
             self.say(f"worker {worker.name} does not list its models (status {status}): it gets any model")
             return
@@ -58,6 +65,13 @@ class Discovery:
             self.fleet.learned(worker, [model.id for model in _decode(body).data])
         except (msgspec.MsgspecError, RecursionError):
             self.say(f"worker {worker.name} lists no models that can be read: it gets any model")
+
+    async def look_at(self, workers: Iterable[Worker]) -> None:
+        """Ask those of `workers` that were not reached last time, at most once a second."""
+        now_s = time.monotonic()
+        if now_s - self.looked_s >= LOOK_EVERY_S:
+            self.looked_s = now_s
+            await asyncio.gather(*(self.ask(worker) for worker in workers if not worker.up))
 
     def ask_again(self, worker: Worker) -> None:
         """Ask in the background, once: the worker has been reached for the first time."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -29,17 +30,14 @@ EXCEPTIONS = known_exceptions({case.name for cases in ALL.values() for case in c
 @pytest.fixture(scope="session")
 def pairs() -> Iterator[list[Pair]]:
     """Start the gateways: each before its worker, as the runners' users do."""
-    held = [bound() for _ in range(GATEWAYS)]
-    ports = [sock.getsockname()[1] for sock in held]
-    gateways = [Gateway(f"http://127.0.0.1:{port}", settings=SETTINGS) for port in ports]
-    yield [
-        Pair(gateway.host, gateway.port, "127.0.0.1", port, gateway.admin)
-        for gateway, port in zip(gateways, ports, strict=True)
-    ]
-    for gateway in gateways:
-        gateway.close()
-    for sock in held:
-        sock.close()
+    with ExitStack() as stack:
+        yield [_start_pair(stack) for _ in range(GATEWAYS)]
+
+
+def _start_pair(stack: ExitStack) -> Pair:
+    port = stack.enter_context(bound()).getsockname()[1]
+    gateway = stack.enter_context(Gateway(f"http://127.0.0.1:{port}", settings=SETTINGS))
+    return Pair(gateway.host, gateway.port, "127.0.0.1", port, gateway.admin)
 
 
 class Verdicts:

@@ -7,16 +7,25 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from relayd._fast.leg import EventKind
 from relayd._fast.sse import EventScanner, Terminator
+
 from relayd.dialects.anthropic import Anthropic
 from relayd.dialects.openai import OpenAI, data_of
 from relayd.dialects.plain import Plain
 from relayd.faults import KINDS, fault
 from relayd.registry import plugins
 from tests.support import sse
-from tests.support.dialects import ANTHROPIC, BLOCK_START, CHAT_STOP, MESSAGE_END, OPENAI, PING, RESPONSES, chat_usage
+from tests.support.dialects import (
+    ANTHROPIC,
+    BLOCK_START,
+    CHAT_STOP,
+    MESSAGE_END,
+    OPENAI,
+    PING,
+    RESPONSES,
+    chat_usage,
+)
 
 PREAMBLE, CONTENT = EventKind.EVENT_PREAMBLE, EventKind.EVENT_CONTENT
 CLIENT_ERROR, WORKER_ERROR = EventKind.EVENT_CLIENT_ERROR, EventKind.EVENT_WORKER_ERROR
@@ -61,7 +70,10 @@ def test_an_error_event_is_one_for_our_own_scan(dialect):
 def test_an_error_event_is_judged_an_error(dialect):
     if isinstance(dialect, Plain):
         return  # it knows no events
-    assert dialect.judge(dialect.error_event(fault("answer_cut", "x", worker="w"), "r")) in (WORKER_ERROR, CLIENT_ERROR)
+    assert dialect.judge(dialect.error_event(fault("answer_cut", "x", worker="w"), "r")) in (
+        WORKER_ERROR,
+        CLIENT_ERROR,
+    )
 
 
 @EVERY
@@ -80,27 +92,45 @@ def test_what_has_no_data_says_nothing(dialect, event):
 
 @EVERY
 @pytest.mark.parametrize(
-    "data", [b"[DONE]", b"hello", b"{", b"7", b"[]", b'"x"', b"\xff", b"{}", b"[" * 100_000, b'{"x":' * 100_000, b""]
+    "data",
+    [b"[DONE]", b"hello", b"{", b"7", b"[]", b'"x"', b"\xff", b"{}", b"[" * 100_000, b'{"x":' * 100_000, b""],
 )
 def test_what_is_not_understood_is_content(dialect, data):
     assert dialect.judge(b"data: " + data + b"\n\n") == CONTENT
 
 
 @EVERY
-@given(st.binary(max_size=60) | st.text(max_size=40).map(lambda text: b"data: " + text.encode("utf-8", "replace")))
+@given(
+    st.binary(max_size=60)
+    | st.text(max_size=40).map(lambda text: b"data: " + text.encode("utf-8", "replace"))
+)
 def test_any_bytes_can_be_judged(dialect, data):
     assert dialect.judge(data) in (PREAMBLE, CONTENT, CLIENT_ERROR, WORKER_ERROR)
 
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 600) | st.text(max_size=6),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(
-        st.sampled_from(
-            ["error", "type", "code", "status", "choices", "delta", "content", "finish_reason", "text", "content_block", "response"]
-        ),
-        inner,
-        max_size=4,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "error",
+                    "type",
+                    "code",
+                    "status",
+                    "choices",
+                    "delta",
+                    "content",
+                    "finish_reason",
+                    "text",
+                    "content_block",
+                    "response",
+                ]
+            ),
+            inner,
+            max_size=4,
+        )
     ),
     max_leaves=12,
 )
@@ -111,6 +141,22 @@ JSON = st.recursive(
 def test_any_json_can_be_judged(dialect, document):
     event = b"data: " + json.dumps(document).encode() + b"\n\n"
     assert dialect.judge(event) in (PREAMBLE, CONTENT, CLIENT_ERROR, WORKER_ERROR)
+
+
+STRANGE = [
+    {"type": []}, {"type": {}}, {"type": ["error"]}, {"type": "error", "error": {"type": []}}, {"error": {"type": {}}},
+    {"error": {"code": []}}, {"error": {"code": {}, "type": [], "status": []}}, {"error": [7]}, {"error": 7},
+    {"choices": {}}, {"choices": [[]]}, {"choices": [7]}, {"choices": [{"delta": []}]}, {"choices": [{"delta": "x"}]},
+    {"content_block": []}, {"type": "content_block_start", "content_block": {"type": [], "text": {}}},
+]  # fmt: skip
+
+
+@EVERY
+@pytest.mark.parametrize("document", STRANGE)
+def test_json_of_a_strange_shape_can_be_judged(dialect, document):
+    """A worker that sends it must not break the relay: what is not understood is somebody's content."""
+    assert dialect.judge(b"data: " + json.dumps(document).encode() + b"\n\n") in (
+        PREAMBLE, CONTENT, CLIENT_ERROR, WORKER_ERROR)  # fmt: skip
 
 
 # --- OpenAI's -----------------------------------------------------------------------------------------
@@ -132,11 +178,15 @@ def test_openai_errors_have_four_keys(dialect):
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
-        ("bad_body", "invalid_request_error"), ("body_too_large", "invalid_request_error"),
-        ("head_timeout", "invalid_request_error"), ("no_worker", "server_error"), ("connect_failed", "server_error"),
-        ("idle_timeout", "server_error"), ("internal", "server_error"),
+        ("bad_body", "invalid_request_error"),
+        ("body_too_large", "invalid_request_error"),
+        ("head_timeout", "invalid_request_error"),
+        ("no_worker", "server_error"),
+        ("connect_failed", "server_error"),
+        ("idle_timeout", "server_error"),
+        ("internal", "server_error"),
     ],
-)  # fmt: skip
+)
 def test_openai_types_go_by_status(dialect, code, kind):
     assert json.loads(dialect.error_body(fault(code), "r"))["error"]["type"] == kind
 
@@ -205,16 +255,32 @@ def test_judges_openai_events(event, kind):
 
 
 OPENAI_ERRORS = [
-    ({"code": 500}, WORKER_ERROR), ({"code": 503}, WORKER_ERROR), ({"code": "500"}, WORKER_ERROR), ({}, WORKER_ERROR),
-    ({"code": 429}, WORKER_ERROR), ({"code": 408}, WORKER_ERROR), ({"code": None}, WORKER_ERROR),
-    ({"code": "server_error"}, WORKER_ERROR), ({"type": "server_error"}, WORKER_ERROR), ("text", WORKER_ERROR),
-    ({"code": True}, WORKER_ERROR), ({"code": [400]}, WORKER_ERROR), ({"code": 600}, WORKER_ERROR),
-    ({"code": 400}, CLIENT_ERROR), ({"code": "400"}, CLIENT_ERROR), ({"code": 404}, CLIENT_ERROR),
-    ({"code": 422}, CLIENT_ERROR), ({"status": 400}, CLIENT_ERROR), ({"status": "401"}, CLIENT_ERROR),
-    ({"type": "invalid_request_error"}, CLIENT_ERROR), ({"type": "BadRequestError"}, CLIENT_ERROR),
-    ({"type": "not_found_error"}, CLIENT_ERROR), ({"type": "NotFoundError"}, CLIENT_ERROR),
-    ({"code": "context_length_exceeded"}, CLIENT_ERROR), ({"code": "content_filter"}, CLIENT_ERROR),
-]  # fmt: skip
+    ({"code": 500}, WORKER_ERROR),
+    ({"code": 503}, WORKER_ERROR),
+    ({"code": "500"}, WORKER_ERROR),
+    ({}, WORKER_ERROR),
+    ({"code": 429}, WORKER_ERROR),
+    ({"code": 408}, WORKER_ERROR),
+    ({"code": None}, WORKER_ERROR),
+    ({"code": "server_error"}, WORKER_ERROR),
+    ({"type": "server_error"}, WORKER_ERROR),
+    ("text", WORKER_ERROR),
+    ({"code": True}, WORKER_ERROR),
+    ({"code": [400]}, WORKER_ERROR),
+    ({"code": 600}, WORKER_ERROR),
+    ({"code": 400}, CLIENT_ERROR),
+    ({"code": "400"}, CLIENT_ERROR),
+    ({"code": 404}, CLIENT_ERROR),
+    ({"code": 422}, CLIENT_ERROR),
+    ({"status": 400}, CLIENT_ERROR),
+    ({"status": "401"}, CLIENT_ERROR),
+    ({"type": "invalid_request_error"}, CLIENT_ERROR),
+    ({"type": "BadRequestError"}, CLIENT_ERROR),
+    ({"type": "not_found_error"}, CLIENT_ERROR),
+    ({"type": "NotFoundError"}, CLIENT_ERROR),
+    ({"code": "context_length_exceeded"}, CLIENT_ERROR),
+    ({"code": "content_filter"}, CLIENT_ERROR),
+]
 
 
 @pytest.mark.parametrize(("error", "kind"), OPENAI_ERRORS)
@@ -243,11 +309,16 @@ def test_anthropic_errors_have_their_shape():
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
-        ("bad_body", "invalid_request_error"), ("body_too_large", "request_too_large"), ("head_timeout", "timeout_error"),
-        ("no_worker", "overloaded_error"), ("connect_failed", "api_error"), ("idle_timeout", "timeout_error"),
-        ("internal", "api_error"), ("method_not_allowed", "invalid_request_error"),
+        ("bad_body", "invalid_request_error"),
+        ("body_too_large", "request_too_large"),
+        ("head_timeout", "timeout_error"),
+        ("no_worker", "overloaded_error"),
+        ("connect_failed", "api_error"),
+        ("idle_timeout", "timeout_error"),
+        ("internal", "api_error"),
+        ("method_not_allowed", "invalid_request_error"),
     ],
-)  # fmt: skip
+)
 def test_anthropic_types_go_by_status(code, kind):
     assert json.loads(Anthropic().error_body(fault(code), "r"))["error"]["type"] == kind
 
@@ -268,7 +339,10 @@ ANTHROPIC_EVENTS = [
     (MESSAGE_END.split("\n\n")[1] + "\n\n", CONTENT),
     (MESSAGE_END.split("\n\n")[2] + "\n\n", CONTENT),
     ('data: {"type":"content_block_start","content_block":{"type":"text","text":"a"}}\n\n', CONTENT),
-    ('data: {"type":"content_block_start","content_block":{"type":"tool_use","id":"t","name":"f","input":{}}}\n\n', CONTENT),
+    (
+        'data: {"type":"content_block_start","content_block":{"type":"tool_use","id":"t","name":"f"}}\n\n',
+        CONTENT,
+    ),
     ('data: {"type":"content_block_start","content_block":null}\n\n', CONTENT),
     ('data: {"type":"error","error":{"type":"overloaded_error"}}\n\n', WORKER_ERROR),
     ('data: {"type":"error","error":{"type":"api_error"}}\n\n', WORKER_ERROR),
@@ -280,7 +354,7 @@ ANTHROPIC_EVENTS = [
     ('data: {"type":"error","error":{"type":"not_found_error"}}\n\n', CLIENT_ERROR),
     ('data: {"type":"error","error":{"type":"permission_error"}}\n\n', CLIENT_ERROR),
     ('data: {"type":"something_new"}\n\n', CONTENT),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("event", "kind"), ANTHROPIC_EVENTS)
@@ -303,10 +377,19 @@ def test_a_path_that_is_not_known_has_only_content():
 @pytest.mark.parametrize(
     ("event", "data"),
     [
-        (b"data: a\n\n", b"a"), (b"data:a\n\n", b"a"), (b"data:  a\n\n", b" a"), (b"data: a\ndata: b\n\n", b"a\nb"),
-        (b"data: a\r\ndata: b\r\n\r\n", b"a\nb"), (b"data: a\rdata: b\r\r", b"a\nb"), (b"event: x\ndata: a\n\n", b"a"),
-        (b": c\n\n", None), (b"event: x\n\n", None), (b"data:\n\n", b""), (b"\ndata: a\n\n", b"a"), (b"database: a\n\n", None),
+        (b"data: a\n\n", b"a"),
+        (b"data:a\n\n", b"a"),
+        (b"data:  a\n\n", b" a"),
+        (b"data: a\ndata: b\n\n", b"a\nb"),
+        (b"data: a\r\ndata: b\r\n\r\n", b"a\nb"),
+        (b"data: a\rdata: b\r\r", b"a\nb"),
+        (b"event: x\ndata: a\n\n", b"a"),
+        (b": c\n\n", None),
+        (b"event: x\n\n", None),
+        (b"data:\n\n", b""),
+        (b"\ndata: a\n\n", b"a"),
+        (b"database: a\n\n", None),
     ],
-)  # fmt: skip
+)
 def test_reads_the_data_of_an_event(event, data):
     assert data_of(event) == data

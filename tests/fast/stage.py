@@ -20,6 +20,7 @@ from typing import Any
 from relayd._fast.leg import Connection, EventKind, Leg, Limits, Pool, RequestBody, Sweeper, Terms, now_ns
 from relayd._fast.sink import HttpSink, Sink
 from relayd._fast.sse import Terminator
+
 from tests.support.wire import CLOSED, RESET, Answer
 
 NS = 1_000_000_000
@@ -127,14 +128,13 @@ class Stage:
         plain_id: bool = False,
         connects: bool = True,
         sweeper: Sweeper | None = None,
+        name: str = "w1",
     ) -> None:
         self.sweeper = Sweeper(None) if sweeper is None else sweeper
         self.connects = connects
-        self.pool = Pool("w1", b"w", self._dial)
+        self.pool = Pool(name, b"w", self._dial)
         self.owner = Owner(elsewhere, judge)
-        self.terms = Terms(
-            LIMITS, self.sweeper, terminator, timing, plain_id, keepalive_s * NS, COMMENT
-        )
+        self.terms = Terms(LIMITS, self.sweeper, terminator, timing, plain_id, keepalive_s * NS, COMMENT)
         self.client = FakeTransport()
         self.method = "GET"
         self.connections: list[Connection] = []

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from relayd._fast.leg import LegOutcome, LegState, RequestBody, now_ns
+
 from tests.fast.stage import NS, Stage, chunks, reply
 from tests.support.wire import every_way
 
@@ -45,9 +45,17 @@ def test_the_youngest_connection_is_used_first():
     stage = with_idle(3)
     sent = [len(transport.written) for transport in stage.transports]
     stage.ask()
-    assert [len(t.written) > before for t, before in zip(stage.transports, sent, strict=True)] == [False, False, True]
+    assert [len(t.written) > before for t, before in zip(stage.transports, sent, strict=True)] == [
+        False,
+        False,
+        True,
+    ]
     stage.ask()
-    assert [len(t.written) > before for t, before in zip(stage.transports, sent, strict=True)] == [False, True, True]
+    assert [len(t.written) > before for t, before in zip(stage.transports, sent, strict=True)] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_a_connection_that_is_closing_is_passed_over():
@@ -290,7 +298,11 @@ def test_a_reused_connection_answers_like_a_fresh_one():
         stage.client.writes.clear()
         leg = stage.ask()
         stage.worker_says(*cut)
-        assert (bytes(stage.answer().body), stage.answer().values("x-a"), leg.reused) == (b"hello", ["1"], True)
+        assert (bytes(stage.answer().body), stage.answer().values("x-a"), leg.reused) == (
+            b"hello",
+            ["1"],
+            True,
+        )
 
 
 def test_the_parser_remembers_nothing_of_the_last_answer():

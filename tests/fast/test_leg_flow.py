@@ -5,6 +5,7 @@ from __future__ import annotations
 from relayd._fast.leg import LegOutcome, LegState, Sweeper, now_ns
 from relayd._fast.sink import HttpSink, Sink, SinkState
 from relayd._fast.sse import Terminator
+
 from tests.fast.stage import CHUNKED, FIRST_TOKEN_S, IDLE_S, NS, Stage, chunks, reply, stream
 
 O = LegOutcome  # noqa: E741
@@ -157,7 +158,9 @@ def test_the_worker_may_finish_without_its_client():
     nowhere = Sink()
     leg.go_on_without_client(nowhere, now_ns() + 60 * NS)
     assert stage.transports[-1].reading
-    stage.worker_says(chunks([b'data: {"usage":{"prompt_tokens":3,"completion_tokens":4}}\n\n', b"data: [DONE]\n\n"]))
+    stage.worker_says(
+        chunks([b'data: {"usage":{"prompt_tokens":3,"completion_tokens":4}}\n\n', b"data: [DONE]\n\n"])
+    )
     assert (leg.outcome, leg.tokens[:2]) == (O.LEG_COMPLETE, (3, 4))
     assert (stage.client.written, nowhere.state) == (before, SinkState.SINK_ENDED)
     client_side.resume()  # nobody's business any more

@@ -6,10 +6,10 @@ import gzip
 import zlib
 
 import pytest
-
 from relayd._fast.leg import LegOutcome, LegState, RequestBody, now_ns
 from relayd._fast.sink import SinkState
 from relayd._fast.sse import Terminator
+
 from tests.fast.stage import (
     CHUNKED,
     CONNECT_S,
@@ -32,7 +32,15 @@ JSON = b"Content-Type: application/json"
 HEAD_LIMIT, FRAMING_LIMIT = 65536, 16384
 
 
-def played(answer: bytes, *, closes: bool = False, resets: bool = False, elsewhere: bool = False, kind: int = 0, **ask):
+def played(
+    answer: bytes,
+    *,
+    closes: bool = False,
+    resets: bool = False,
+    elsewhere: bool = False,
+    kind: int = 0,
+    **ask,
+):
     """Return (stage, leg) after a worker has said `answer`."""
     stage = Stage(kind, elsewhere=elsewhere)
     leg = stage.ask(**ask)
@@ -56,10 +64,21 @@ def assert_ended(stage: Stage, leg, outcome: int) -> None:
 def test_every_outcome_has_a_test_here():
     """A new outcome must be added to the tests below, and then to this list."""
     assert {outcome.name for outcome in O} == {
-        "LEG_RUNNING", "LEG_COMPLETE", "LEG_CANCELLED", "LEG_CONNECT", "LEG_CONNECT_TIMEOUT", "LEG_TLS", "LEG_RESET",
-        "LEG_BAD_ANSWER", "LEG_REJECTED", "LEG_ERROR_EVENT", "LEG_CUT", "LEG_FIRST_TOKEN_TIMEOUT",
-        "LEG_IDLE_TIMEOUT", "LEG_TOTAL_TIMEOUT",
-    }  # fmt: skip
+        "LEG_RUNNING",
+        "LEG_COMPLETE",
+        "LEG_CANCELLED",
+        "LEG_CONNECT",
+        "LEG_CONNECT_TIMEOUT",
+        "LEG_TLS",
+        "LEG_RESET",
+        "LEG_BAD_ANSWER",
+        "LEG_REJECTED",
+        "LEG_ERROR_EVENT",
+        "LEG_CUT",
+        "LEG_FIRST_TOKEN_TIMEOUT",
+        "LEG_IDLE_TIMEOUT",
+        "LEG_TOTAL_TIMEOUT",
+    }
 
 
 # --- complete -----------------------------------------------------------------------------------------
@@ -70,8 +89,14 @@ WHOLE = [
     ("no body at all", reply(body=b""), 200, b"", True),
     ("chunks", reply(CHUNKED) + chunks([b"ab", b"c" * 300]), 200, b"ab" + b"c" * 300, True),
     ("no chunk", reply(CHUNKED) + chunks([]), 200, b"", True),
-    ("chunks with extensions", reply(CHUNKED) + b"2;a=b;c=\"d\"\r\nab\r\n0;x\r\n\r\n", 200, b"ab", True),
-    ("chunks with trailers", reply(CHUNKED) + b"2\r\nab\r\n0\r\nX-T: 1\r\nSet-Cookie: a\r\n\r\n", 200, b"ab", True),
+    ("chunks with extensions", reply(CHUNKED) + b'2;a=b;c="d"\r\nab\r\n0;x\r\n\r\n', 200, b"ab", True),
+    (
+        "chunks with trailers",
+        reply(CHUNKED) + b"2\r\nab\r\n0\r\nX-T: 1\r\nSet-Cookie: a\r\n\r\n",
+        200,
+        b"ab",
+        True,
+    ),
     ("no content", reply(status=b"204 No Content"), 204, b"", True),
     ("not modified, with a length", reply(b"Content-Length: 9", status=b"304 Not Modified"), 304, b"", True),
     ("created", reply(body=b"x", status=b"201 Created"), 201, b"x", True),
@@ -81,10 +106,22 @@ WHOLE = [
     ("no reason", reply(body=b"x", status=b"200"), 200, b"x", True),
     ("the connection closes", reply(b"Connection: close", body=b"x"), 200, b"x", False),
     ("HTTP/1.0 with a length", b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx", 200, b"x", False),
-    ("HTTP/1.0 that stays", b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 1\r\n\r\nx", 200, b"x", True),
+    (
+        "HTTP/1.0 that stays",
+        b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 1\r\n\r\nx",
+        200,
+        b"x",
+        True,
+    ),
     ("behind an interim answer", b"HTTP/1.1 100 Continue\r\n\r\n" + reply(body=b"x"), 200, b"x", True),
-    ("behind early hints", b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" * 3 + reply(body=b"x"), 200, b"x", True),
-]  # fmt: skip
+    (
+        "behind early hints",
+        b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" * 3 + reply(body=b"x"),
+        200,
+        b"x",
+        True,
+    ),
+]
 
 
 @pytest.mark.parametrize(("what", "answer", "status", "body", "reusable"), WHOLE)
@@ -145,7 +182,9 @@ def test_one_connection_serves_many_answers():
     for number in range(20):
         leg = stage.ask()
         stage.client.writes.clear()
-        stage.worker_says(reply(body=b"%d" % number) if number % 2 else reply(CHUNKED) + chunks([b"%d" % number]))
+        stage.worker_says(
+            reply(body=b"%d" % number) if number % 2 else reply(CHUNKED) + chunks([b"%d" % number])
+        )
         assert bytes(stage.answer().body) == b"%d" % number
         assert leg.reused == (number > 0)
     assert (stage.dials, stage.pool.dials, stage.pool.reuses) == (1, 1, 19)
@@ -202,7 +241,13 @@ USAGE = b'{"usage":{"prompt_tokens":3,"completion_tokens":4}}'
 
 
 @pytest.mark.parametrize(
-    ("coding", "squeeze"), [(b"gzip", gzip.compress), (b"GZIP", gzip.compress), (b"x-gzip", gzip.compress), (b"deflate", zlib.compress)]
+    ("coding", "squeeze"),
+    [
+        (b"gzip", gzip.compress),
+        (b"GZIP", gzip.compress),
+        (b"x-gzip", gzip.compress),
+        (b"deflate", zlib.compress),
+    ],
 )
 def test_a_compressed_answer_passes_untouched_and_is_read_along(coding, squeeze):
     data = squeeze(USAGE)
@@ -331,7 +376,9 @@ def test_a_connection_that_dies_as_it_is_made():
 # --- no answer ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("said", [b"", b"HTTP", b"HTTP/1.1 200 OK\r\nContent-Le", b"HTTP/1.1 100 Continue\r\n\r\n"])
+@pytest.mark.parametrize(
+    "said", [b"", b"HTTP", b"HTTP/1.1 200 OK\r\nContent-Le", b"HTTP/1.1 100 Continue\r\n\r\n"]
+)
 @pytest.mark.parametrize("resets", [False, True])
 def test_the_connection_goes_before_the_head_is_complete(said, resets):
     stage, leg = played(said, closes=not resets, resets=resets)
@@ -365,13 +412,16 @@ BAD_ANSWERS = [
     ("a space before the colon", reply(b"X-A : 1", body=b"")),
     ("a folded line", reply(b"X-A: 1\r\n 2", body=b"")),
     ("a zero byte", reply(b"X-A: a\x00b", body=b"")),
-    ("another protocol was switched to", reply(b"Connection: Upgrade", b"Upgrade: h2c", status=b"101 Switching Protocols")),
+    (
+        "another protocol was switched to",
+        reply(b"Connection: Upgrade", b"Upgrade: h2c", status=b"101 Switching Protocols"),
+    ),
     ("interim answers without end", b"HTTP/1.1 102 Processing\r\n\r\n" * 17 + reply(body=b"x")),
     ("a head too large", reply(*[b"X-%d: %b" % (n, b"v" * 1000) for n in range(70)], body=b"x")),
     ("a line too large", reply(b"X-A: " + b"v" * (HEAD_LIMIT + 20000), body=b"x")),
     ("too many lines", reply(*[b"X-%d: 1" % n for n in range(300)], body=b"x")),
     ("an interim head too large", b"HTTP/1.1 103 H\r\n" + b"L: v\r\n" * 15000 + b"\r\n" + reply(body=b"x")),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("what", "answer"), BAD_ANSWERS)
@@ -502,7 +552,11 @@ def test_small_extensions_on_every_chunk_are_fine():
 
 @pytest.mark.parametrize("minor", [0, 1])
 def test_an_aborted_cut_never_looks_whole(minor):
-    for answer in (reply(b"Content-Length: 10") + b"12345", reply(CHUNKED) + chunks([b"ab"], last=False), reply() + b"part"):
+    for answer in (
+        reply(b"Content-Length: 10") + b"12345",
+        reply(CHUNKED) + chunks([b"ab"], last=False),
+        reply() + b"part",
+    ):
         stage, leg = played(answer, resets=True, version_minor=minor)
         leg.sink.abort()
         assert stage.answer().ending == (RESET if minor == 0 and b"Content-Length" not in answer else CLOSED)
@@ -518,7 +572,9 @@ EXTRA = [
 
 
 @pytest.mark.parametrize(("what", "extra"), EXTRA)
-@pytest.mark.parametrize("answer", [reply(body=b"good"), reply(CHUNKED) + chunks([b"good"]), reply(status=b"204 No")])
+@pytest.mark.parametrize(
+    "answer", [reply(body=b"good"), reply(CHUNKED) + chunks([b"good"]), reply(status=b"204 No")]
+)
 def test_bytes_behind_an_answer_go_nowhere(what, extra, answer):
     for pieces in ([answer + extra], [answer, extra], [answer[:-1], answer[-1:] + extra]):
         stage = Stage()
@@ -629,7 +685,11 @@ def test_without_a_deadline_there_is_none():
 
 
 def test_limits_are_what_was_given():
-    assert (LIMITS.connect, LIMITS.first_token, LIMITS.idle) == (CONNECT_S * NS, FIRST_TOKEN_S * NS, IDLE_S * NS)
+    assert (LIMITS.connect, LIMITS.first_token, LIMITS.idle) == (
+        CONNECT_S * NS,
+        FIRST_TOKEN_S * NS,
+        IDLE_S * NS,
+    )
 
 
 # --- an error in the stream ---------------------------------------------------------------------------
@@ -671,5 +731,5 @@ def test_a_clients_own_error_event_is_passed_on_without_asking():
 
 
 def test_the_sink_is_started_only_by_a_commit():
-    stage, leg = played(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
+    _, leg = played(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
     assert leg.sink.state == SinkState.SINK_NEW

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import pytest
-
 from relayd._fast.leg import EventKind, LegOutcome, LegState
 from relayd._fast.sink import SinkState
 from relayd._fast.sse import Terminator
+
 from relayd.dialects.anthropic import Anthropic
 from relayd.dialects.openai import OpenAI
 from tests.fast.stage import CHUNKED, COMMENT, EVENT_STREAM, NS, Stage, chunks, reply, stream
-from tests.support.dialects import ANTHROPIC, BLOCK_START, CHAT_STOP, OPENAI, PING, RESPONSES, Dialect, chat_usage
+from tests.support.dialects import (
+    ANTHROPIC,
+    BLOCK_START,
+    CHAT_STOP,
+    OPENAI,
+    PING,
+    RESPONSES,
+    Dialect,
+    chat_usage,
+)
 from tests.support.wire import every_way
 
 O = LegOutcome  # noqa: E741
@@ -29,7 +38,9 @@ LONG_PREAMBLES = {
     "anthropic": COMMENTS + ANTHROPIC.preamble + PING + BLOCK_START,
     "responses": COMMENTS + RESPONSES.preamble,
 }
-DIALECTS = pytest.mark.parametrize("dialect", [OPENAI, ANTHROPIC, RESPONSES], ids=lambda dialect: dialect.name)
+DIALECTS = pytest.mark.parametrize(
+    "dialect", [OPENAI, ANTHROPIC, RESPONSES], ids=lambda dialect: dialect.name
+)
 
 
 def stage_for(dialect: Dialect, **options) -> Stage:
@@ -48,7 +59,9 @@ def body_of(stage: Stage) -> bytes:
 
 @DIALECTS
 def test_a_stream_arrives_whole_however_it_is_cut(dialect):
-    text = (LONG_PREAMBLES[dialect.name] + dialect.text("a") + dialect.text("b") + dialect.terminator).encode()
+    text = (
+        LONG_PREAMBLES[dialect.name] + dialect.text("a") + dialect.text("b") + dialect.terminator
+    ).encode()
     pieces = [text[:70], text[70:90], text[90:]]
     for cut in every_way(reply(EVENT_STREAM, CHUNKED) + chunks(pieces)):
         stage = stage_for(dialect)
@@ -318,7 +331,9 @@ def test_the_usage_event_may_come_before_any_content():
 
 def test_usage_on_every_event_passes():
     """Only the event that has no choices is the one that include_usage adds."""
-    events = OPENAI.text("a").replace('"choices"', '"usage": {"prompt_tokens": 1}, "choices"').encode() * 3 + LAST
+    events = (
+        OPENAI.text("a").replace('"choices"', '"usage": {"prompt_tokens": 1}, "choices"').encode() * 3 + LAST
+    )
     for cut in every_way(stream(events)):
         stage = stage_for(OPENAI)
         leg = stage.ask(strip_usage=True)
@@ -430,7 +445,9 @@ def test_stripped_streams_count_too():
 def test_counts_events_and_leaves_comments_out():
     stage = stage_for(OPENAI)
     leg = stage.ask()
-    stage.worker_says(stream(COMMENTS, OPENAI.text("a"), COMMENTS, OPENAI.text("b"), CHAT_STOP, "data: [DONE]\n\n"))
+    stage.worker_says(
+        stream(COMMENTS, OPENAI.text("a"), COMMENTS, OPENAI.text("b"), CHAT_STOP, "data: [DONE]\n\n")
+    )
     assert leg.events == 4
 
 

@@ -6,8 +6,8 @@ import h11
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from relayd._fast.leg import LegOutcome, RequestBody
+
 from tests.fast.stage import Stage, chunks, reply
 
 O = LegOutcome  # noqa: E741
@@ -38,7 +38,7 @@ def body_received(data: bytes) -> tuple[bytes, bool]:
 def test_a_body_that_is_none_is_complete(declared, complete):
     body = RequestBody(declared, 100)
     assert (body.complete, body.size, body.declared) == (complete, 0, declared)
-    assert not (body.lost or body.full)
+    assert (body.lost, body.full) == (False, False)
     assert body.whole() == b""
 
 

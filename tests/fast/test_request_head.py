@@ -9,9 +9,9 @@ import h11
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from relayd._fast.head import HeadFault, RequestHead, has_more_behind_its_head, random_hex, set_via
 
 from relayd._fast import head as head_module
-from relayd._fast.head import HeadFault, RequestHead, has_more_behind_its_head, random_hex, set_via
 
 HOST = (b"Host", b"relay.test")
 CLIENT = b"X-Forwarded-For: 10.0.0.1\r\nVia: 1.1 relayd-test\r\n"
@@ -77,12 +77,15 @@ BAD = [
     (HeadFault.HEAD_BAD_CODING, {"headers": [(b"Transfer-Encoding", b"chunked")] * 2}),
     (HeadFault.HEAD_BAD_CODING, {"headers": [(b"Transfer-Encoding", b"xchunked")]}),
     (HeadFault.HEAD_BAD_CODING, {"headers": [(b"Transfer-Encoding", b"")]}),
-    (HeadFault.HEAD_BAD_CREDENTIAL, {"headers": [(b"Authorization", b"Bearer a"), (b"authorization", b"Bearer b")]}),
+    (
+        HeadFault.HEAD_BAD_CREDENTIAL,
+        {"headers": [(b"Authorization", b"Bearer a"), (b"authorization", b"Bearer b")]},
+    ),
     (HeadFault.HEAD_BAD_CREDENTIAL, {"headers": [(b"Authorization", b"Bearer a, Bearer b")]}),
     (HeadFault.HEAD_BAD_CREDENTIAL, {"headers": [(b"Authorization", b"bearer a b")]}),
     (HeadFault.HEAD_BAD_EXPECT, {"headers": [(b"Expect", b"200-ok")]}),
     (HeadFault.HEAD_BAD_EXPECT, {"headers": [(b"Expect", b"")]}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("fault", "request_"), BAD)
@@ -146,16 +149,53 @@ def test_a_host_is_a_name_or_address_with_a_port(host, good):
 
 
 TARGETS = [
-    (b"/", True), (b"/v1/chat/completions", True), (b"/a?b=c&d", True), (b"/a?..", True), (b"/a?/../b", True),
-    (b"/..a", True), (b"/a..", True), (b"/a..b/c", True), (b"/...", True), (b"/.", True), (b"/./a", True),
-    (b"//a", True), (b"/%20", True), (b"/%2f", True), (b"/a%2eb", True), (b"/a;b=c", True),
-    (b"", False), (b"a", False), (b"*", False), (b"?a", False), (b"/a b", False), (b"/a\tb", False),
-    (b"/a#b", False), (b"/a\x00", False), (b"/\x7f", False), (b"/\xc3\xa9", False), (b"/a\r\nX: y", False),
-    (b"/..", False), (b"/../", False), (b"/a/..", False), (b"/a/../b", False), (b"/../a", False),
-    (b"/%2e%2e/a", False), (b"/%2E%2e/a", False), (b"/.%2e/a", False), (b"/%2E./a", False), (b"/a%2f..%2fb", False),
-    (b"/a%2F..", False), (b"/..%2fa", False), (b"/a/..%5ca", False), (b"/a%5C..%5Cb", False), (b"/a\\..\\b", False),
-    (b"/..\\a", False), (b"/a/%2e%2e%2f", False), (b"/a/..?b", False), (b"//..", False),
-]  # fmt: skip
+    (b"/", True),
+    (b"/v1/chat/completions", True),
+    (b"/a?b=c&d", True),
+    (b"/a?..", True),
+    (b"/a?/../b", True),
+    (b"/..a", True),
+    (b"/a..", True),
+    (b"/a..b/c", True),
+    (b"/...", True),
+    (b"/.", True),
+    (b"/./a", True),
+    (b"//a", True),
+    (b"/%20", True),
+    (b"/%2f", True),
+    (b"/a%2eb", True),
+    (b"/a;b=c", True),
+    (b"", False),
+    (b"a", False),
+    (b"*", False),
+    (b"?a", False),
+    (b"/a b", False),
+    (b"/a\tb", False),
+    (b"/a#b", False),
+    (b"/a\x00", False),
+    (b"/\x7f", False),
+    (b"/\xc3\xa9", False),
+    (b"/a\r\nX: y", False),
+    (b"/..", False),
+    (b"/../", False),
+    (b"/a/..", False),
+    (b"/a/../b", False),
+    (b"/../a", False),
+    (b"/%2e%2e/a", False),
+    (b"/%2E%2e/a", False),
+    (b"/.%2e/a", False),
+    (b"/%2E./a", False),
+    (b"/a%2f..%2fb", False),
+    (b"/a%2F..", False),
+    (b"/..%2fa", False),
+    (b"/a/..%5ca", False),
+    (b"/a%5C..%5Cb", False),
+    (b"/a\\..\\b", False),
+    (b"/..\\a", False),
+    (b"/a/%2e%2e%2f", False),
+    (b"/a/..?b", False),
+    (b"//..", False),
+]
 
 
 @pytest.mark.parametrize(("target", "good"), TARGETS)
@@ -245,10 +285,17 @@ def test_notes_what_it_acts_on():
 
 def test_says_nothing_of_what_was_not_said():
     head = read()
-    nothing = ("content_type", "content_encoding", "accept_encoding", "forwarded_for", "authorization", "api_key")
+    nothing = (
+        "content_type",
+        "content_encoding",
+        "accept_encoding",
+        "forwarded_for",
+        "authorization",
+        "api_key",
+    )
     assert [getattr(head, name) for name in nothing] == [None] * len(nothing)
     assert head.content_length == -1
-    assert not (head.chunked or head.expect_continue or head.anthropic)
+    assert (head.chunked, head.expect_continue, head.anthropic) == (False, False, False)
 
 
 # --- what it is called --------------------------------------------------------------------------------
@@ -316,12 +363,35 @@ def test_what_is_not_denied_passes_in_its_spelling(name):
 
 
 DENIED = [
-    b"Keep-Alive", b"Proxy-Connection", b"Proxy-Authorization", b"Proxy-Authenticate", b"TE", b"Trailer",
-    b"Upgrade", b"HTTP2-Settings", b"Forwarded", b"X-Forwarded-For", b"X-Forwarded-Proto",
-    b"X-Forwarded-Host", b"X-Forwarded-Port", b"X-Forwarded-Server", b"X-Forwarded-Anything", b"X-Real-IP",
-    b"X-Client-IP", b"X-Cluster-Client-Ip", b"True-Client-IP", b"X-Original-URL", b"X-Rewrite-URL", b"Proxy",
-    b"X-Relayd-Worker", b"X-Relayd-Tenant", b"X-Request-Id", b"Traceparent", b"Connection", b"Proxy-Authentication-Info",
-]  # fmt: skip
+    b"Keep-Alive",
+    b"Proxy-Connection",
+    b"Proxy-Authorization",
+    b"Proxy-Authenticate",
+    b"TE",
+    b"Trailer",
+    b"Upgrade",
+    b"HTTP2-Settings",
+    b"Forwarded",
+    b"X-Forwarded-For",
+    b"X-Forwarded-Proto",
+    b"X-Forwarded-Host",
+    b"X-Forwarded-Port",
+    b"X-Forwarded-Server",
+    b"X-Forwarded-Anything",
+    b"X-Real-IP",
+    b"X-Client-IP",
+    b"X-Cluster-Client-Ip",
+    b"True-Client-IP",
+    b"X-Original-URL",
+    b"X-Rewrite-URL",
+    b"Proxy",
+    b"X-Relayd-Worker",
+    b"X-Relayd-Tenant",
+    b"X-Request-Id",
+    b"Traceparent",
+    b"Connection",
+    b"Proxy-Authentication-Info",
+]
 
 
 @pytest.mark.parametrize("name", DENIED)
@@ -331,11 +401,26 @@ def test_what_is_denied_does_not_pass_in_any_spelling(name):
 
 
 TWINS = [
-    b"Keep_Alive", b"X_Forwarded_For", b"x_forwarded-for", b"X-Forwarded_For", b"X_Real_IP", b"X_Forwarded_Foo",
-    b"Content_Length", b"Transfer_Encoding", b"Proxy_Connection", b"X_Relayd_Worker",
-    b"X-Relayd_Worker", b"Proxy_Authorization", b"X_Api_Key", b"X_Request_Id",
-    b"Http2_Settings", b"Content_Type", b"Content_Encoding", b"Anthropic_Version", b"Accept_Encoding",
-]  # fmt: skip
+    b"Keep_Alive",
+    b"X_Forwarded_For",
+    b"x_forwarded-for",
+    b"X-Forwarded_For",
+    b"X_Real_IP",
+    b"X_Forwarded_Foo",
+    b"Content_Length",
+    b"Transfer_Encoding",
+    b"Proxy_Connection",
+    b"X_Relayd_Worker",
+    b"X-Relayd_Worker",
+    b"Proxy_Authorization",
+    b"X_Api_Key",
+    b"X_Request_Id",
+    b"Http2_Settings",
+    b"Content_Type",
+    b"Content_Encoding",
+    b"Anthropic_Version",
+    b"Accept_Encoding",
+]
 
 
 @pytest.mark.parametrize("name", TWINS)
@@ -345,7 +430,12 @@ def test_twins_with_underscores_do_not_pass(name):
 
 
 def test_a_twin_is_not_taken_for_the_field():
-    head = read((b"Content_Length", b"7"), (b"Transfer_Encoding", b"chunked"), (b"X_Request_Id", b"a"), (b"X_Api_Key", b"k"))
+    head = read(
+        (b"Content_Length", b"7"),
+        (b"Transfer_Encoding", b"chunked"),
+        (b"X_Request_Id", b"a"),
+        (b"X_Api_Key", b"k"),
+    )
     assert (head.content_length, head.chunked, head.api_key) == (-1, False, None)
     assert head.request_id != b"a"
 
@@ -356,7 +446,12 @@ def test_repeated_lines_stay_repeated_and_in_order():
 
 
 def test_what_connection_names_does_not_pass():
-    lines = [(b"X-Hop", b"1"), (b"Connection", b"close, x-hop ,X-Other"), (b"x-other", b"2"), (b"X-Stay", b"3")]
+    lines = [
+        (b"X-Hop", b"1"),
+        (b"Connection", b"close, x-hop ,X-Other"),
+        (b"x-other", b"2"),
+        (b"X-Stay", b"3"),
+    ]
     assert passed(*lines) == [(b"X-Stay", b"3")]
 
 
@@ -366,9 +461,15 @@ def test_connection_lines_add_up():
 
 
 NEEDED = [
-    b"Content-Type", b"Content-Encoding", b"Authorization", b"X-Api-Key", b"Api-Key", b"Accept", b"Anthropic-Version",
+    b"Content-Type",
+    b"Content-Encoding",
+    b"Authorization",
+    b"X-Api-Key",
+    b"Api-Key",
+    b"Accept",
+    b"Anthropic-Version",
     b"tracestate",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("name", NEEDED)
@@ -401,7 +502,12 @@ def test_expect_is_answered_here():
 
 @pytest.mark.parametrize(
     ("length", "framing"),
-    [(0, b"Content-Length: 0\r\n"), (12, b"Content-Length: 12\r\n"), (-1, b"Transfer-Encoding: chunked\r\n"), (-2, b"")],
+    [
+        (0, b"Content-Length: 0\r\n"),
+        (12, b"Content-Length: 12\r\n"),
+        (-1, b"Transfer-Encoding: chunked\r\n"),
+        (-2, b""),
+    ],
 )
 def test_framing_is_made_anew(length, framing):
     names = [(b"X-Request-Id", b"r1"), (b"Traceparent", TRACE)]
@@ -413,14 +519,30 @@ def test_framing_is_made_anew(length, framing):
 # --- whatever comes in --------------------------------------------------------------------------------
 
 TCHARS = string.ascii_letters + string.digits + "!#$%&'*+-.^_`|~"
-KNOWN = [*PASSES, *DENIED, *TWINS, b"Host", b"Content-Length", b"Transfer-Encoding", b"Expect", b"Connection", b"Authorization"]
-NAMES = st.sampled_from(KNOWN) | st.text(TCHARS, min_size=1, max_size=12).map(str.encode) | st.binary(max_size=6)
+KNOWN = [
+    *PASSES,
+    *DENIED,
+    *TWINS,
+    b"Host",
+    b"Content-Length",
+    b"Transfer-Encoding",
+    b"Expect",
+    b"Connection",
+    b"Authorization",
+]
+NAMES = (
+    st.sampled_from(KNOWN) | st.text(TCHARS, min_size=1, max_size=12).map(str.encode) | st.binary(max_size=6)
+)
 VALUES = (
-    st.sampled_from([b"chunked", b"5", b"100-continue", b"a\r\nb: c", b"close, host, x-a", b"gzip", b" padded "])
+    st.sampled_from(
+        [b"chunked", b"5", b"100-continue", b"a\r\nb: c", b"close, host, x-a", b"gzip", b" padded "]
+    )
     | st.text(string.printable, max_size=20).map(str.encode)
     | st.binary(max_size=12)
 )
-PATHS = st.sampled_from([b"/", b"/v1/a?b", b"http://relay.test/x"]) | st.binary(max_size=12).map(lambda path: b"/" + path)
+PATHS = st.sampled_from([b"/", b"/v1/a?b", b"http://relay.test/x"]) | st.binary(max_size=12).map(
+    lambda path: b"/" + path
+)
 HEADERS = st.lists(st.tuples(NAMES, VALUES), max_size=12)
 
 
@@ -457,7 +579,10 @@ def assert_one_clean_request(wire, method, length):
     assert b"connection" not in names
     assert b"expect" not in names
     assert names.count(b"x-forwarded-for") == names.count(b"x-request-id") == 1
-    assert not any(b"_" in name and name.replace(b"_", b"-") in (b"content-length", b"transfer-encoding") for name in names)
+    assert not any(
+        b"_" in name and name.replace(b"_", b"-") in (b"content-length", b"transfer-encoding")
+        for name in names
+    )
     rest = wire.replace(b"\r\n", b"").replace(b"\t", b"")
     assert not any(byte < 32 or byte == 127 for byte in rest)
     if length > 64:

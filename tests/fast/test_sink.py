@@ -6,9 +6,9 @@ import h11
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from relayd._fast.leg import Connection, Pool
 from relayd._fast.sink import HttpSink, Sink, SinkState
+
 from tests.fast.stage import CHUNKED, EVENT_STREAM, FakeTransport, Stage, chunks, reply
 
 UNKNOWN, NO_BODY = -1, -2
@@ -16,7 +16,9 @@ LARGE = b"x" * 100_000
 LINES = b"Content-Type: text/plain\r\nX-A: 1\r\n"
 
 
-def open_sink(minor: int = 1, head_request: bool = False, keep_alive: bool = True) -> tuple[HttpSink, FakeTransport]:
+def open_sink(
+    minor: int = 1, head_request: bool = False, keep_alive: bool = True
+) -> tuple[HttpSink, FakeTransport]:
     """Return a sink and the transport that it writes to."""
     transport = FakeTransport()
     return HttpSink(transport, minor, head_request, keep_alive), transport
@@ -67,7 +69,9 @@ def test_a_known_length_is_declared(pieces, minor):
     assert transport.ending == ""
 
 
-@pytest.mark.parametrize("pieces", [[b"hello"], [b"he", b"", b"llo"], [LARGE, b"x", LARGE], [b"x" * 15, b"y" * 16, b"z" * 17], []])
+@pytest.mark.parametrize(
+    "pieces", [[b"hello"], [b"he", b"", b"llo"], [LARGE, b"x", LARGE], [b"x" * 15, b"y" * 16, b"z" * 17], []]
+)
 def test_an_unknown_length_goes_out_in_chunks(pieces):
     sink, transport = open_sink()
     sink.start(200, LINES, UNKNOWN)
@@ -154,7 +158,11 @@ def test_a_connection_may_be_told_to_close_before_the_head_is_out():
 
 @pytest.mark.parametrize(
     ("status", "line"),
-    [(200, b"HTTP/1.1 200 OK\r\n"), (429, b"HTTP/1.1 429 Too Many Requests\r\n"), (529, b"HTTP/1.1 529 \r\n")],
+    [
+        (200, b"HTTP/1.1 200 OK\r\n"),
+        (429, b"HTTP/1.1 429 Too Many Requests\r\n"),
+        (529, b"HTTP/1.1 529 \r\n"),
+    ],
 )
 def test_names_the_status(status, line):
     for minor in (0, 1):
@@ -230,7 +238,10 @@ def test_an_empty_write_does_not_end_a_chunked_body():
     assert parse(transport)[1:] == (b"ab", True)
 
 
-@given(st.lists(st.binary(max_size=40) | st.just(b"z" * 40_000), max_size=8), st.sampled_from(["length", "chunks", "close"]))
+@given(
+    st.lists(st.binary(max_size=40) | st.just(b"z" * 40_000), max_size=8),
+    st.sampled_from(["length", "chunks", "close"]),
+)
 def test_any_pieces_arrive_as_one_body(pieces, framing):
     sink, transport = open_sink(0 if framing == "close" else 1)
     body = b"".join(pieces)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from relayd._fast.sse import UsageScanner
+
 from tests.fast.test_sse_events import cut
 from tests.support.dialects import ANTHROPIC, OPENAI, RESPONSES, chat_usage
 from tests.support.wire import every_way
@@ -21,8 +21,8 @@ SHAPES = [
     ("OpenAI", '{"usage":{"prompt_tokens":10,"completion_tokens":2,"total_tokens":12}}', (10, 2, None, None)),
     (
         "OpenAI's details",
-        '{"usage": {"prompt_tokens": 10, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8,'
-        ' "audio_tokens": 1}, "completion_tokens_details": {"reasoning_tokens": 1}}}',
+        '{"usage": {"prompt_tokens": 10, "completion_tokens": 2, "prompt_tokens_details": '
+        '{"cached_tokens": 8, "audio_tokens": 1}, "completion_tokens_details": {"reasoning_tokens": 1}}}',
         (10, 2, 8, None),
     ),
     ("details null", '{"usage":{"prompt_tokens":3,"prompt_tokens_details":null}}', (3, None, None, None)),
@@ -38,7 +38,11 @@ SHAPES = [
     ),
     ("embeddings", '{"usage":{"prompt_tokens":4,"total_tokens":4}}', (4, None, None, None)),
     ("zero is an answer", '{"usage":{"prompt_tokens":0,"completion_tokens":0}}', (0, 0, None, None)),
-    ("spaces and lines", '{"usage"\t:\r\n {\n"prompt_tokens" :\t12\n,"completion_tokens":\n3 } }', (12, 3, None, None)),
+    (
+        "spaces and lines",
+        '{"usage"\t:\r\n {\n"prompt_tokens" :\t12\n,"completion_tokens":\n3 } }',
+        (12, 3, None, None),
+    ),
     ("null", '{"usage":null}', NOTHING),
     ("a string", '{"usage":"prompt_tokens"}', NOTHING),
     ("a list", '{"usage":[{"prompt_tokens":3}]}', NOTHING),
@@ -46,24 +50,44 @@ SHAPES = [
     ("empty", '{"usage":{}}', NOTHING),
     ("none at all", '{"choices":[]}', NOTHING),
     ("counts outside of it", '{"prompt_tokens":3,"usage":{},"completion_tokens":4}', NOTHING),
-    ("another key", '{"usages":{"prompt_tokens":3},"my_usage":{"prompt_tokens":4},"Usage":{"prompt_tokens":4}}', NOTHING),
+    (
+        "another key",
+        '{"usages":{"prompt_tokens":3},"my_usage":{"prompt_tokens":4},"Usage":{"prompt_tokens":4}}',
+        NOTHING,
+    ),
     ("null counts", '{"usage":{"prompt_tokens":null,"completion_tokens":4}}', (None, 4, None, None)),
     ("counts in strings", '{"usage":{"prompt_tokens":"3","completion_tokens":4}}', (None, 4, None, None)),
     ("switches", '{"usage":{"prompt_tokens":true,"completion_tokens":false}}', NOTHING),
-    ("the last one counts", '{"usage":{"prompt_tokens":1}}{"usage":{"prompt_tokens":2}}', (2, None, None, None)),
+    (
+        "the last one counts",
+        '{"usage":{"prompt_tokens":1}}{"usage":{"prompt_tokens":2}}',
+        (2, None, None, None),
+    ),
     ("each for its own", '{"usage":{"input_tokens":1}}{"usage":{"output_tokens":2}}', (1, 2, None, None)),
     ("null behind it", '{"usage":{"prompt_tokens":1}}{"usage":null}', (1, None, None, None)),
     ("a brace in a string", '{"usage":{"note":"}{","prompt_tokens":3}}', (3, None, None, None)),
     ("a quote in a string", '{"usage":{"note":"\\"}","prompt_tokens":3}}', (3, None, None, None)),
     ("a backslash at a string's end", '{"usage":{"note":"\\\\","prompt_tokens":3}}', (3, None, None, None)),
-    ("a key as a value", '{"usage":{"note":"prompt_tokens","x":9,"completion_tokens":3}}', (None, 3, None, None)),
+    (
+        "a key as a value",
+        '{"usage":{"note":"prompt_tokens","x":9,"completion_tokens":3}}',
+        (None, 3, None, None),
+    ),
     ("the key as a value", '{"a":"usage","b":{"prompt_tokens":9}}', NOTHING),
     ("the key in a list", '{"a":["usage",{"prompt_tokens":9}]}', NOTHING),
-    ("lists inside", '{"usage":{"x":[1,{"y":[2]},"prompt_tokens"],"prompt_tokens":3}}', (3, None, None, None)),
-    ("a name with an escape", '{"usage":{"\\"prompt_tokens":9,"completion_tokens":3}}', (None, 3, None, None)),
+    (
+        "lists inside",
+        '{"usage":{"x":[1,{"y":[2]},"prompt_tokens"],"prompt_tokens":3}}',
+        (3, None, None, None),
+    ),
+    (
+        "a name with an escape",
+        '{"usage":{"\\"prompt_tokens":9,"completion_tokens":3}}',
+        (None, 3, None, None),
+    ),
     ("twice the key", '{"usage":{"usage":{"prompt_tokens":3}}}', (3, None, None, None)),
     ("a longer name", '{"usage":{"prompt_tokens_total":3,"x_prompt_tokens":4}}', NOTHING),
-]  # fmt: skip
+]
 
 
 def scan(*pieces: bytes) -> UsageScanner:
@@ -140,7 +164,10 @@ def test_the_largest_count_that_is_believed():
 def test_an_object_of_any_size_does_no_harm():
     """It is read, or it is not believed; what comes behind it is read."""
     filling = json.dumps({str(n): "x" * 50 for n in range(2000)})
-    body = b'{"usage":{"prompt_tokens":1,"x":%b,"completion_tokens":2}}{"usage":{"prompt_tokens":3}}' % filling.encode()
+    body = (
+        b'{"usage":{"prompt_tokens":1,"x":%b,"completion_tokens":2}}{"usage":{"prompt_tokens":3}}'
+        % filling.encode()
+    )
     for size in (1, 7, 2047, 2048, 2049, 65536, len(body)):
         pieces = [body[start : start + size] for start in range(0, len(body), size)]
         given, written, *_ = scan(*pieces).usage
@@ -149,7 +176,13 @@ def test_an_object_of_any_size_does_no_harm():
 
 
 def test_deep_nesting_does_no_harm():
-    body = b'{"usage":{"x":' + b'{"y":[' * 5000 + b"1" + b"]}" * 5000 + b',"prompt_tokens":5}}{"usage":{"output_tokens":6}}'
+    body = (
+        b'{"usage":{"x":'
+        + b'{"y":[' * 5000
+        + b"1"
+        + b"]}" * 5000
+        + b',"prompt_tokens":5}}{"usage":{"output_tokens":6}}'
+    )
     for size in (1, 1000, len(body)):
         pieces = [body[start : start + size] for start in range(0, len(body), size)]
         assert scan(*pieces).usage[1] == 6, size
@@ -190,7 +223,7 @@ def slow_usage(text: str) -> tuple[int | None, ...]:
             for key, item in value:
                 if inside and key in NAMES and isinstance(item, int) and not isinstance(item, bool):
                     found[NAMES[key]] = item
-                walk(item, inside or key == "usage" and isinstance(item, Pairs))
+                walk(item, inside or (key == "usage" and isinstance(item, Pairs)))
         elif isinstance(value, list):
             for item in value:
                 walk(item, inside)
@@ -199,7 +232,9 @@ def slow_usage(text: str) -> tuple[int | None, ...]:
     return tuple(found)
 
 
-TEXTS = st.sampled_from(["usage", '"usage":{', "prompt_tokens", '"', "\\", "}", "{", "]", "é", "\x00", "\ud83d\ude00", ""])
+TEXTS = st.sampled_from(
+    ["usage", '"usage":{', "prompt_tokens", '"', "\\", "}", "{", "]", "é", "\x00", "\ud83d\ude00", ""]
+)
 LEAVES = st.none() | st.booleans() | st.integers(0, 999_999_999_999) | TEXTS | st.text(max_size=8)
 KEYS = st.sampled_from([*NAMES, "usage", "usage", "total", "x"]) | TEXTS
 DOCUMENTS = st.recursive(
@@ -219,7 +254,29 @@ def test_agrees_with_a_decoder(document, ascii_only, draw):
     assert not scanner.refused
 
 
-@given(st.lists(st.sampled_from([b'"usage"', b'"usag', b"e", b":", b"{", b"}", b'"', b"\\", b"1", b'"prompt_tokens"', b"-", b" ", b"x"]), max_size=60).map(b"".join), st.data())  # fmt: skip
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                b'"usage"',
+                b'"usag',
+                b"e",
+                b":",
+                b"{",
+                b"}",
+                b'"',
+                b"\\",
+                b"1",
+                b'"prompt_tokens"',
+                b"-",
+                b" ",
+                b"x",
+            ]
+        ),
+        max_size=60,
+    ).map(b"".join),
+    st.data(),
+)
 def test_any_bytes_give_the_same_however_they_are_cut(data, draw):
     whole, pieces = scan(data), scan(*cut(draw, data))
     assert (pieces.usage, pieces.refused, pieces.objects) == (whole.usage, whole.refused, whole.objects)

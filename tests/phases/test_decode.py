@@ -9,10 +9,10 @@ import zlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from relayd._fast.head import RequestHead
 from relayd._fast.leg import RequestBody
 from relayd._fast.sink import Sink
+
 from relayd.phases.decode import MULTIPART_WINDOW, OUTPUT_UNKNOWN, decode, has_seen_enough
 from relayd.phases.routes import route_for
 from relayd.records import Client, Exchange
@@ -21,7 +21,9 @@ LIMIT = 1 << 20
 CHAT, FORM, OTHER = b"/v1/chat/completions", b"/v1/audio/transcriptions", b"/whatever"
 
 
-def exchange_for(data: bytes, path: bytes = CHAT, coding: bytes | None = None, ask: bool = False, whole: bool = True):
+def exchange_for(
+    data: bytes, path: bytes = CHAT, coding: bytes | None = None, ask: bool = False, whole: bool = True
+):
     """Return an exchange whose body is `data`."""
     headers = [(b"Host", b"a"), *([(b"Content-Encoding", coding)] if coding is not None else [])]
     head = RequestHead("POST", path, 1, headers)
@@ -53,14 +55,17 @@ def refused(data: bytes, **options) -> tuple[str, str]:
 
 
 def test_reads_the_model_and_what_is_wanted():
-    exchange = decoded({"model": "m", "stream": True, "max_tokens": 7, "messages": [{"role": "user", "content": "hi"}]})
+    exchange = decoded(
+        {"model": "m", "stream": True, "max_tokens": 7, "messages": [{"role": "user", "content": "hi"}]}
+    )
     assert (exchange.model, exchange.stream, exchange.facts.model) == ("m", True, "m")
     assert exchange.facts.output_tokens == 7
     assert exchange.facts.prompt_tokens == exchange.body.size // 4
 
 
 @pytest.mark.parametrize(
-    ("said", "model"), [({}, ""), ({"model": None}, ""), ({"model": ""}, ""), ({"model": "a/b:c é"}, "a/b:c é")]
+    ("said", "model"),
+    [({}, ""), ({"model": None}, ""), ({"model": ""}, ""), ({"model": "a/b:c é"}, "a/b:c é")],
 )
 def test_a_model_may_be_missing(said, model):
     assert decoded(said).model == model
@@ -73,7 +78,10 @@ def test_a_model_is_a_string(model):
     assert "model that is not a string" in message
 
 
-@pytest.mark.parametrize(("stream", "wanted"), [(True, True), (False, False), (None, False), ("true", False), (1, False), ([], False)])
+@pytest.mark.parametrize(
+    ("stream", "wanted"),
+    [(True, True), (False, False), (None, False), ("true", False), (1, False), ([], False)],
+)
 def test_a_stream_is_wanted_only_by_true(stream, wanted):
     assert decoded({"stream": stream}).stream is wanted
 
@@ -81,21 +89,34 @@ def test_a_stream_is_wanted_only_by_true(stream, wanted):
 @pytest.mark.parametrize(
     ("said", "bound"),
     [
-        ({}, OUTPUT_UNKNOWN), ({"max_tokens": 5}, 5), ({"max_completion_tokens": 6}, 6), ({"max_output_tokens": 7}, 7),
-        ({"max_tokens": 5, "max_completion_tokens": 6}, 6), ({"max_tokens": None, "max_output_tokens": 7}, 7),
-        ({"max_tokens": 0}, OUTPUT_UNKNOWN), ({"max_tokens": -1}, OUTPUT_UNKNOWN), ({"max_tokens": True}, OUTPUT_UNKNOWN),
-        ({"max_tokens": "5"}, OUTPUT_UNKNOWN), ({"max_tokens": 5.5}, OUTPUT_UNKNOWN), ({"max_tokens": 1 << 40}, OUTPUT_UNKNOWN),
-        ({"max_tokens": 10**30}, OUTPUT_UNKNOWN), ({"max_tokens": []}, OUTPUT_UNKNOWN),
+        ({}, OUTPUT_UNKNOWN),
+        ({"max_tokens": 5}, 5),
+        ({"max_completion_tokens": 6}, 6),
+        ({"max_output_tokens": 7}, 7),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, 6),
+        ({"max_tokens": None, "max_output_tokens": 7}, 7),
+        ({"max_tokens": 0}, OUTPUT_UNKNOWN),
+        ({"max_tokens": -1}, OUTPUT_UNKNOWN),
+        ({"max_tokens": True}, OUTPUT_UNKNOWN),
+        ({"max_tokens": "5"}, OUTPUT_UNKNOWN),
+        ({"max_tokens": 5.5}, OUTPUT_UNKNOWN),
+        ({"max_tokens": 1 << 40}, OUTPUT_UNKNOWN),
+        ({"max_tokens": 10**30}, OUTPUT_UNKNOWN),
+        ({"max_tokens": []}, OUTPUT_UNKNOWN),
     ],
-)  # fmt: skip
+)
 def test_the_work_is_bounded_by_what_the_request_says(said, bound):
     assert decoded(said).facts.output_tokens == bound
 
 
 NULL = {
-    "model": None, "stream": None, "max_tokens": None, "max_completion_tokens": None, "max_output_tokens": None,
+    "model": None,
+    "stream": None,
+    "max_tokens": None,
+    "max_completion_tokens": None,
+    "max_output_tokens": None,
     "stream_options": None,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", NULL)
@@ -107,11 +128,27 @@ def test_every_field_may_be_null(name):
 @pytest.mark.parametrize(
     "data",
     [
-        b"", b"{", b"}", b"null", b"[]", b"7", b'"x"', b"{'model':'m'}", b'{"model":"m"', b'{"model":"m"}x',
-        b'{"model":"m",}', b'\xef\xbb\xbf{"model":"m"}', b"\xff\xfe", b'{"model":"\xff"}', b'{"a":NaN}', b"model=m",
-        b'{"model":"\xed\xa0\x80"}', b'{"a":01}', b"\x00",
+        b"",
+        b"{",
+        b"}",
+        b"null",
+        b"[]",
+        b"7",
+        b'"x"',
+        b"{'model':'m'}",
+        b'{"model":"m"',
+        b'{"model":"m"}x',
+        b'{"model":"m",}',
+        b'\xef\xbb\xbf{"model":"m"}',
+        b"\xff\xfe",
+        b'{"model":"\xff"}',
+        b'{"a":NaN}',
+        b"model=m",
+        b'{"model":"\xed\xa0\x80"}',
+        b'{"a":01}',
+        b"\x00",
     ],
-)  # fmt: skip
+)
 def test_what_is_no_json_object_is_refused(data):
     code, message = refused(data)
     assert code == "bad_body"
@@ -119,7 +156,9 @@ def test_what_is_no_json_object_is_refused(data):
     assert message.startswith("the request's body is not a JSON object")
 
 
-@pytest.mark.parametrize("data", [b'{"a":' * 100_000, b'{"a":' + b"[" * 100_000, b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"])
+@pytest.mark.parametrize(
+    "data", [b'{"a":' * 100_000, b'{"a":' + b"[" * 100_000, b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"]
+)
 def test_deep_nesting_is_refused(data):
     code, message = refused(data)
     assert code == "bad_body"
@@ -130,7 +169,10 @@ def test_moderate_nesting_is_fine():
     assert decoded(b'{"a":' + b"[" * 200 + b"]" * 200 + b',"model":"m"}').model == "m"
 
 
-@given(st.binary(max_size=60) | st.text(max_size=40).map(lambda text: b'{"model":' + text.encode("utf-8", "replace")))
+@given(
+    st.binary(max_size=60)
+    | st.text(max_size=40).map(lambda text: b'{"model":' + text.encode("utf-8", "replace"))
+)
 def test_any_bytes_are_answered(data):
     fault = decode(exchange_for(data), LIMIT)
     assert fault is None or fault.status == 400
@@ -147,7 +189,9 @@ def test_the_body_is_not_touched():
 
 
 @pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/completions"])
-@pytest.mark.parametrize("data", [b'{"stream":true}', b' \n{ "model":"m", "stream": true }\n', b'{"stream":true,"x":"{"}'])
+@pytest.mark.parametrize(
+    "data", [b'{"stream":true}', b' \n{ "model":"m", "stream": true }\n', b'{"stream":true,"x":"{"}']
+)
 def test_usage_is_asked_for_on_a_streams_behalf(path, data):
     exchange = decoded(data, path=path, ask=True)
     sent = exchange.body.whole()
@@ -200,7 +244,9 @@ JSON = st.recursive(
 
 @given(st.dictionaries(st.text(max_size=6), JSON, max_size=5), st.sampled_from([None, 1, "\t"]))
 def test_asking_keeps_the_rest_as_it_was(said, indent):
-    said = {key: value for key, value in said.items() if key not in ("stream_options", "model")} | {"stream": True}
+    said = {key: value for key, value in said.items() if key not in ("stream_options", "model")} | {
+        "stream": True
+    }
     exchange = decoded(json.dumps(said, indent=indent).encode(), ask=True)
     assert json.loads(exchange.body.whole()) == {**said, "stream_options": {"include_usage": True}}
 
@@ -208,9 +254,14 @@ def test_asking_keeps_the_rest_as_it_was(said, indent):
 # --- compressed bodies --------------------------------------------------------------------------------
 
 CODINGS = [
-    (b"gzip", gzip.compress), (b"GZip", gzip.compress), (b"x-gzip", gzip.compress), (b"deflate", zlib.compress),
-    (b"identity", bytes), (b"Identity", bytes), (b"", bytes),
-]  # fmt: skip
+    (b"gzip", gzip.compress),
+    (b"GZip", gzip.compress),
+    (b"x-gzip", gzip.compress),
+    (b"deflate", zlib.compress),
+    (b"identity", bytes),
+    (b"Identity", bytes),
+    (b"", bytes),
+]
 
 
 @pytest.mark.parametrize(("coding", "squeeze"), CODINGS)
@@ -260,7 +311,10 @@ def form(*fields: bytes) -> bytes:
     return b"".join(b"--B\r\n" + field + b"\r\n" for field in fields) + b"--B--\r\n"
 
 
-FILE = b'Content-Disposition: form-data; name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n' + b"\x00\xff" * 50
+FILE = (
+    b'Content-Disposition: form-data; name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n'
+    + b"\x00\xff" * 50
+)
 MODEL = b'Content-Disposition: form-data; name="model"\r\n\r\nwhisper-1'
 FORMS = [
     (form(MODEL, FILE), "whisper-1"),
@@ -271,7 +325,10 @@ FORMS = [
     (form(FILE), ""),
     (form(b'Content-Disposition: form-data; name="model_x"\r\n\r\nm'), ""),
     (form(b'Content-Disposition: form-data; name="x"; filename="model"\r\n\r\nm'), ""),
-    (form(b'Content-Disposition: form-data; name="x"; filename="a; name=model"\r\n\r\nm', MODEL), "whisper-1"),
+    (
+        form(b'Content-Disposition: form-data; name="x"; filename="a; name=model"\r\n\r\nm', MODEL),
+        "whisper-1",
+    ),
     (form(b'Content-Disposition: form-data; name="x"\r\n\r\nname="model"\r\n\r\nm'), ""),
     (b"", ""),
     (b"not a form", ""),

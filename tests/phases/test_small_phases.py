@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-
 from relayd._fast.head import RequestHead, read_response_head
 from relayd._fast.leg import Pool, RequestBody
 from relayd._fast.sink import Sink
 from relayd._fast.sse import Terminator
+
 from relayd.config import Settings
 from relayd.phases.admit import admit
 from relayd.phases.decide import decide
@@ -19,10 +19,14 @@ from relayd.routing.round_robin import RoundRobin
 NOW = 10**15
 
 
-def exchange_for(*headers, method: str = "POST", target: bytes = b"/v1/chat/completions", minor: int = 1) -> Exchange:
+def exchange_for(
+    *headers, method: str = "POST", target: bytes = b"/v1/chat/completions", minor: int = 1
+) -> Exchange:
     """Return an exchange that has just begun."""
     head = RequestHead(method, target, minor, [(b"Host", b"a"), *headers])
-    return Exchange(None, head, Sink(), RequestBody(-2, 0), Client("a"), route_for("POST", target, False), 0, 0)
+    return Exchange(
+        None, head, Sink(), RequestBody(-2, 0), Client("a"), route_for("POST", target, False), 0, 0
+    )
 
 
 # --- admit --------------------------------------------------------------------------------------------
@@ -190,8 +194,12 @@ def test_an_anthropic_client_is_answered_in_its_words():
 
 
 def test_routes_are_constants_with_bounded_names():
-    names = {route_for(method, path, anthropic).name for method in ("GET", "POST") for path in [*POSTS, b"/x", b"/v1/models"]
-             for anthropic in (False, True)}  # fmt: skip
+    names = {
+        route_for(method, path, anthropic).name
+        for method in ("GET", "POST")
+        for path in [*POSTS, b"/x", b"/v1/models"]
+        for anthropic in (False, True)
+    }
     assert len(names) < 20
     for path in [*POSTS, b"/x"]:
         assert route_for("POST", path, False) is route_for("POST", path, False)
@@ -243,6 +251,9 @@ def test_the_wall_clock_is_used_when_none_is_given():
     assert seconds_asked_for(read_response_head([(b"Retry-After", b"Thu, 01 Jan 1970 00:00:01 GMT")])) == 0.0
 
 
-@pytest.mark.parametrize(("text", "value"), [(None, None), (b"", None), (b"1.", 1.0), (b".5", 0.5), (b"1.2.3", None), (b"+1", None)])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [(None, None), (b"", None), (b"1.", 1.0), (b".5", 0.5), (b"1.2.3", None), (b"+1", None)],
+)
 def test_numbers(text, value):
     assert number(text) == value

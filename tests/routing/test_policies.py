@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from relayd._fast.leg import Leg, Limits, Pool, RequestBody, Sweeper, Terms
 from relayd._fast.sink import Sink
+
 from relayd.records import Facts, Worker
 from relayd.registry import plugins
 
@@ -21,7 +21,9 @@ class Fleet:
     """Workers whose load a test sets by beginning legs, as the product does."""
 
     def __init__(self, count: int) -> None:
-        self.workers = [Worker(f"w{n}", f"http://w{n}", Pool(f"w{n}", b"w", lambda pool: None)) for n in range(count)]
+        self.workers = [
+            Worker(f"w{n}", f"http://w{n}", Pool(f"w{n}", b"w", lambda pool: None)) for n in range(count)
+        ]
         self.terms = Terms(Limits(1, 1, 1, 1, 1), Sweeper(None), 0, False, False, 0, b"")
         self.legs: list[Leg] = []
 
@@ -51,7 +53,9 @@ def test_one_candidate_is_no_choice(policy):
     assert policy.pick(FACTS, [worker], NOW) is worker
 
 
-LOADS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3000), st.integers(0, 3000)), min_size=1, max_size=4)
+LOADS = st.lists(
+    st.tuples(st.integers(0, 5), st.integers(0, 3000), st.integers(0, 3000)), min_size=1, max_size=4
+)
 
 
 @EVERY

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-
 from relayd._fast.leg import Pool
+
 from relayd.config import Breaker
 from relayd.records import NEVER, OPEN, Worker
-from relayd.upstream.breakers import LONGEST_BUSY_S, RetryBudget, Rests, is_resting
+from relayd.upstream.breakers import LONGEST_BUSY_S, Rests, RetryBudget, is_resting
 
 NS = 1_000_000_000
 START = 10**15

@@ -7,8 +7,8 @@ import socket
 import ssl
 
 import pytest
-
 from relayd._fast.leg import LegOutcome
+
 from relayd.config import SettingError, WorkerTls
 from relayd.upstream.dial import Dialer, Endpoint, tls_context, words_for, words_for_tls
 
@@ -31,7 +31,13 @@ NO_URLS = [
     "http://worker:99999", "//worker", "unix:/run/x.sock", "http://[::1", "http://[::1]x", "http://a b", "http://w\u00f6rker",
     "http://w,x",
 ]  # fmt: skip
-TOO_MUCH = ["http://worker/v1", "http://worker?x=1", "http://worker#a", "http://user:pw@worker", "http://user@worker"]
+TOO_MUCH = [
+    "http://worker/v1",
+    "http://worker?x=1",
+    "http://worker#a",
+    "http://user:pw@worker",
+    "http://user@worker",
+]
 
 
 @pytest.mark.parametrize(("url", "tls", "host", "port", "header"), URLS)
@@ -181,7 +187,10 @@ def test_a_dial_that_goes_well():
     [
         (REFUSED, (LegOutcome.LEG_CONNECT, "connection refused")),
         (OSError(113, "No route to host"), (LegOutcome.LEG_CONNECT, "no route to host")),
-        (tls_error("WRONG_VERSION_NUMBER"), (LegOutcome.LEG_TLS, words_for_tls(tls_error("WRONG_VERSION_NUMBER")))),
+        (
+            tls_error("WRONG_VERSION_NUMBER"),
+            (LegOutcome.LEG_TLS, words_for_tls(tls_error("WRONG_VERSION_NUMBER"))),
+        ),
         ("hang", (LegOutcome.LEG_CONNECT_TIMEOUT, "did not accept a connection in time")),
         (TimeoutError(), (LegOutcome.LEG_CONNECT_TIMEOUT, "did not accept a connection in time")),
     ],
@@ -215,7 +224,9 @@ def test_every_address_is_tried_and_the_one_that_works_comes_first():
 
 
 def test_when_no_address_works_the_last_reason_is_told():
-    dialer = ScriptedDialer({"10.0.0.1": OSError(113, "No route to host"), "10.0.0.2": REFUSED}, ("10.0.0.1", "10.0.0.2"))
+    dialer = ScriptedDialer(
+        {"10.0.0.1": OSError(113, "No route to host"), "10.0.0.2": REFUSED}, ("10.0.0.1", "10.0.0.2")
+    )
     assert dialed(dialer) == [(LegOutcome.LEG_CONNECT, "connection refused")]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-
 from relayd._fast.leg import Pool
+
 from relayd.net import FetchError
 from relayd.records import Fleet, Worker
 from relayd.upstream import discovery
@@ -63,7 +63,10 @@ def test_learns_what_each_serves(monkeypatch):
         ((200, b'{"data":[{"id":7}]}'), "lists no models that can be read"),
         ((200, b"\xff"), "lists no models that can be read"),
         ((200, b'{"x":' + b"[" * 100_000), "lists no models that can be read"),
-        ((200, b'{"data":[{"id":"m","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}]}"), "lists no models that can be read"),
+        (
+            (200, b'{"data":[{"id":"m","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}]}"),
+            "lists no models that can be read",
+        ),
     ],
 )
 def test_a_worker_that_does_not_tell_may_serve_anything(monkeypatch, answer, said):
