@@ -111,6 +111,7 @@ def read_choice(*choices: str) -> Callable[[str], str]:
             raise SettingError(f"{text!r} is not one of {', '.join(choices)}{hint}")
         return text
 
+    read.choices = choices  # type: ignore[attr-defined]
     return read
 
 

@@ -317,8 +317,6 @@ class Driver:
         if leg.outcome == COMPLETE and leg.status < 500 and not leg.error_passed:
             if self.rests.succeeded(worker):
                 log.warning("worker %s answers again", worker.name)
-            if worker.models is None:
-                self.discovery.ask_again(worker)
         elif is_neutral(leg, row.counts):
             self.rests.said_nothing(worker)
         elif self.rests.failed(worker, now_ns()):
@@ -394,6 +392,7 @@ class Driver:
 
     def _answer_models(self, exchange: Exchange) -> None:
         """List the models that the workers told of; pass the question on if none did."""
+        self.discovery.ask_missing()
         known = sorted(self.fleet.models)
         if not known:
             return self._decode(exchange)

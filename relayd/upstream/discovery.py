@@ -1,9 +1,9 @@
 """Which models a worker serves.
 
-Asked of `/v1/models` once at the start, and once more when a worker that did not answer then is first
-reached by a request.  Somebody who asks whether relayd is ready makes it look at workers that it could not
-reach, so that a balancer gets a true answer without any request of ours in the background.  A worker that has not told may serve any model: leaving it out because one question
-failed would be worse than its own 404.
+Asked of `/v1/models` at the start, and after that only because somebody else asked something: a client that
+lists the models, or a balancer that wants to know whether relayd is ready.  A relayd that was started without
+a file sends no request of its own in the background.  A worker that has not told may serve any model: leaving
+it out because one question failed would be worse than its own 404.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Discovery:
         self.tls = tls
         self.say = say
         self.looked_s = 0.0
-        self.asking: dict[str, asyncio.Task[None]] = {}
+        self.task: asyncio.Task[None] | None = None
 
     async def ask_all(self) -> None:
         """Ask every worker at the same time; return when all have answered or failed."""
@@ -73,12 +73,18 @@ class Discovery:
             self.looked_s = now_s
             await asyncio.gather(*(self.ask(worker) for worker in workers if not worker.up))
 
-    def ask_again(self, worker: Worker) -> None:
-        """Ask in the background, once: the worker has been reached for the first time."""
-        if worker.models is None and worker.name not in self.asking:
-            self.asking[worker.name] = asyncio.get_running_loop().create_task(self.ask(worker))
+    def ask_missing(self) -> None:
+        """Ask the workers that have not told, since a client wants to know; its successor will."""
+        if any(worker.models is None for worker in self.fleet.workers) and self.task is None:
+            self.task = asyncio.get_running_loop().create_task(self._ask_missing())
+
+    async def _ask_missing(self) -> None:
+        try:
+            await asyncio.gather(*(self.ask(one) for one in self.fleet.workers if one.models is None))
+        finally:
+            self.task = None
 
     def close(self) -> None:
         """Stop asking."""
-        for task in self.asking.values():
-            task.cancel()
+        if self.task is not None:
+            self.task.cancel()

@@ -144,11 +144,23 @@ def test_any_json_can_be_judged(dialect, document):
 
 
 STRANGE = [
-    {"type": []}, {"type": {}}, {"type": ["error"]}, {"type": "error", "error": {"type": []}}, {"error": {"type": {}}},
-    {"error": {"code": []}}, {"error": {"code": {}, "type": [], "status": []}}, {"error": [7]}, {"error": 7},
-    {"choices": {}}, {"choices": [[]]}, {"choices": [7]}, {"choices": [{"delta": []}]}, {"choices": [{"delta": "x"}]},
-    {"content_block": []}, {"type": "content_block_start", "content_block": {"type": [], "text": {}}},
-]  # fmt: skip
+    {"type": []},
+    {"type": {}},
+    {"type": ["error"]},
+    {"type": "error", "error": {"type": []}},
+    {"error": {"type": {}}},
+    {"error": {"code": []}},
+    {"error": {"code": {}, "type": [], "status": []}},
+    {"error": [7]},
+    {"error": 7},
+    {"choices": {}},
+    {"choices": [[]]},
+    {"choices": [7]},
+    {"choices": [{"delta": []}]},
+    {"choices": [{"delta": "x"}]},
+    {"content_block": []},
+    {"type": "content_block_start", "content_block": {"type": [], "text": {}}},
+]
 
 
 @EVERY
