@@ -40,7 +40,7 @@ debug: $(VENV)/ready
 check: build
 	$(VENV)/bin/ruff check .
 	$(RUN) -m mypy
-	$(VENV)/bin/cython-lint relayd
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint relayd
 
 bench: build
 	$(RUN) -m bench

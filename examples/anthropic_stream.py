@@ -1,8 +1,8 @@
 """Stream a message through relayd with the official Anthropic SDK.
 
-    relayd mock --engine anthropic --model claude --listen 127.0.0.1:8001 &
-    relayd serve --worker http://127.0.0.1:8001 &
-    python examples/anthropic_stream.py http://127.0.0.1:8080 claude
+relayd mock --engine anthropic --model claude --listen 127.0.0.1:8001 &
+relayd serve --worker http://127.0.0.1:8001 &
+python examples/anthropic_stream.py http://127.0.0.1:8080 claude
 """
 
 import sys

@@ -1,8 +1,8 @@
 """Stream a chat answer through relayd with the official OpenAI SDK.
 
-    relayd mock --model llama --listen 127.0.0.1:8001 &
-    relayd serve --worker http://127.0.0.1:8001 &
-    python examples/openai_stream.py http://127.0.0.1:8080/v1 llama
+relayd mock --model llama --listen 127.0.0.1:8001 &
+relayd serve --worker http://127.0.0.1:8001 &
+python examples/openai_stream.py http://127.0.0.1:8080/v1 llama
 """
 
 import sys

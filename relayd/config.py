@@ -210,9 +210,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     drain_delay: Annotated[
         float, _unit(read_duration, "from not ready to not accepting, after TERM, for balancers to notice")
     ] = 2.0
-    drain_timeout: Annotated[
-        float, _unit(read_duration, "what running requests may take after TERM")
-    ] = 60.0
+    drain_timeout: Annotated[float, _unit(read_duration, "what running requests may take after TERM")] = 60.0
     front: Front = Front()
     resilience: Resilience = Resilience()
     worker_tls: WorkerTls = WorkerTls()
@@ -259,7 +257,8 @@ def apply(settings: Settings, assignment: str) -> Settings:
         value = reader(text.strip())
     except SettingError as error:
         raise SettingError(f"{path}: {error}") from None
-    return _replace(settings, path.split("."), value)
+    changed: Settings = _replace(settings, path.split("."), value)
+    return changed
 
 
 def _replace(struct: Any, names: list[str], value: Any) -> Any:

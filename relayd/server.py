@@ -90,9 +90,7 @@ class Gateway:
         self.access_log = AccessLog(on_drop=self._log_dropped) if self.settings.access_log else None
         self.books = Books(self.metrics, self.fleet, self.access_log, self.pseudonym)
         self.discovery = Discovery(self.fleet, self.tls, log.warning)
-        self.driver = Driver(
-            self.settings, self.fleet, self.policy, self.sweeper, self.books, self.discovery
-        )
+        self.driver = Driver(self.settings, self.fleet, self.policy, self.sweeper, self.books, self.discovery)
         self.house = House(self.driver, self.settings)
         await self._listen(loop)
         await self._listen_admin()
@@ -178,7 +176,7 @@ def check_parser() -> None:
     """
     if http_parser.HttpRequestParser is http_parser.HttpRequestParserPy:
         raise SettingError(
-            "aiohttp is running without its compiled parser; unset AIOHTTP_NO_EXTENSIONS and install the wheel"
+            "aiohttp runs without its compiled parser; unset AIOHTTP_NO_EXTENSIONS and install its wheel"
         )
 
 

@@ -15,18 +15,21 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_the_written_pages_are_up_to_date():
-    done = subprocess.run([sys.executable, str(ROOT / "tools/pages"), "--check"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools/pages"), "--check"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
-    ("example", "engine", "path"), [("openai_stream.py", "vllm", "/v1"), ("anthropic_stream.py", "anthropic", "")]
+    ("example", "engine", "path"),
+    [("openai_stream.py", "vllm", "/v1"), ("anthropic_stream.py", "anthropic", "")],
 )
 def test_an_example_runs(example: str, engine: str, path: str):
-    with Mock("--engine", engine, "--model", "llama", "--ttft", "5ms", "--itl", "1ms") as mock:
-        with Gateway(mock.url) as gateway:
-            command = [sys.executable, str(ROOT / "examples" / example), gateway.url + path, "llama"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    options = ("--engine", engine, "--model", "llama", "--ttft", "5ms", "--itl", "1ms")
+    with Mock(*options) as mock, Gateway(mock.url) as gateway:
+        command = [sys.executable, str(ROOT / "examples" / example), gateway.url + path, "llama"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.split()) > 3
 

@@ -37,7 +37,7 @@ cdef class RequestHead:
     cdef readonly bytes authorization
     cdef readonly bytes api_key             # x-api-key or api-key
     cdef readonly bytes bad_name            # the field that `fault` is about, if it is about one
-    cdef readonly Py_ssize_t content_length # -1 when none was given
+    cdef readonly Py_ssize_t content_length  # -1 when none was given
     cdef readonly bint chunked
     cdef readonly bint expect_continue
     cdef readonly bint anthropic            # has an anthropic-version line
@@ -69,7 +69,7 @@ cdef class ResponseHead:
     cdef readonly bint has_date
     cdef readonly bint accel_buffering
     cdef readonly bint chunked
-    cdef readonly Py_ssize_t content_length # -1 when none was given
+    cdef readonly Py_ssize_t content_length  # -1 when none was given
 
 
 cpdef ResponseHead read_response_head(list headers)

@@ -66,8 +66,8 @@ cdef enum:
 # kept for another leg until there are more than `keep` bytes of them.
 cdef class RequestBody:
     cdef list parts
-    cdef readonly Py_ssize_t size       # bytes that have arrived
-    cdef readonly Py_ssize_t declared   # Content-Length; -1 for chunked, -2 for no body
+    cdef readonly Py_ssize_t size  # bytes that have arrived
+    cdef readonly Py_ssize_t declared  # Content-Length; -1 for chunked, -2 for no body
     cdef readonly bint complete         # all of it has arrived
     cdef readonly bint lost             # the beginning is gone: no other leg can send it
     cdef readonly Py_ssize_t keep
@@ -98,8 +98,8 @@ cdef class Pool:
     cdef readonly uint64_t stale_retries
     # The worker's load, updated here so that it is right at every moment.
     cdef readonly int in_flight         # legs that have begun and not ended
-    cdef readonly int64_t prompt_tokens # of legs whose first content has not come
-    cdef readonly int64_t output_tokens # expected and not yet seen
+    cdef readonly int64_t prompt_tokens  # of legs whose first content has not come
+    cdef readonly int64_t output_tokens  # expected and not yet seen
     cdef readonly int64_t last_pick     # order number of the last leg begun here
     cdef uint64_t[OUTCOMES] ended       # legs by LegOutcome; the last one counts answers >= 500
 

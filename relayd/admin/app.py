@@ -1,9 +1,9 @@
 """Health and metrics.
 
-    /livez      the process answers                                             200
-    /readyz     a worker may be asked, and relayd is not draining               200 or 503; ?verbose for why
-    /healthz    the same as /readyz, for balancers that ask there
-    /metrics    everything counted, in Prometheus' text format
+/livez      the process answers                                             200
+/readyz     a worker may be asked, and relayd is not draining               200 or 503; ?verbose for why
+/healthz    the same as /readyz, for balancers that ask there
+/metrics    everything counted, in Prometheus' text format
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def make_app(metrics: Metrics, checks: Checks) -> web.Application:
         rows = await checks()
         ready = all(well for _, well in rows)
         if "verbose" in request.query:
-            text = "".join(f"[{'+' if well else '-'}]{what} {'ok' if well else 'failed'}\n" for what, well in rows)
+            text = "".join(
+                f"[{'+' if well else '-'}]{what} {'ok' if well else 'failed'}\n" for what, well in rows
+            )
         else:
             text = "ok\n" if ready else "not ready: " + ", ".join(w for w, well in rows if not well) + "\n"
         return web.Response(status=200 if ready else 503, text=text)

@@ -23,8 +23,8 @@ from typing import Any, NoReturn
 
 from aiohttp import web
 from aiohttp.base_protocol import BaseProtocol
-from aiohttp.http_exceptions import LineTooLong
 from aiohttp.http import HttpVersion10, HttpVersion11
+from aiohttp.http_exceptions import LineTooLong
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.tcp_helpers import tcp_keepalive
@@ -261,6 +261,7 @@ class Door(RequestHandler):
 
     def _begin(self, message: RawRequestMessage, payload: Any) -> None:
         """Make an exchange of a head, and hand it to the driver."""
+        assert self.transport is not None
         version, now = message.version, now_ns()
         if version is HttpVersion11:
             minor = 1
@@ -275,7 +276,9 @@ class Door(RequestHandler):
             head_size = size_of_head(message)
             limit = self.front.settings.front.max_head
             if head_size > limit:
-                return self._refuse_unread(fault("head_too_large", f"more than {limit} bytes (front.max_head)"))
+                return self._refuse_unread(
+                    fault("head_too_large", f"more than {limit} bytes (front.max_head)")
+                )
         # What the body's framing is counted from: this read, if it began with this head.
         self.wire_bytes = self.head_bytes - head_size if head_size and not self._messages else 0
         self.head_bytes = 0
@@ -284,7 +287,9 @@ class Door(RequestHandler):
         target = message.path.encode("utf-8", "surrogateescape")
         head = RequestHead(message.method, target, minor, message.raw_headers)
         keep_alive = not (message.should_close or head.fault or minor < 0 or self.front.draining)
-        sink = self.sink = HttpSink(self.transport, 0 if minor == 0 else 1, message.method == "HEAD", keep_alive)
+        sink = self.sink = HttpSink(
+            self.transport, 0 if minor == 0 else 1, message.method == "HEAD", keep_alive
+        )
         if self._paused:
             sink.pause()
         if payload is EMPTY_PAYLOAD:

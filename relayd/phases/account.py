@@ -17,9 +17,7 @@ from relayd.telemetry.metrics import OTHER, Metrics
 class Books:
     """Where everything that happened is written down."""
 
-    def __init__(
-        self, metrics: Metrics, fleet: Fleet, log: AccessLog | None, pseudonym: bytes
-    ) -> None:
+    def __init__(self, metrics: Metrics, fleet: Fleet, log: AccessLog | None, pseudonym: bytes) -> None:
         self.metrics = metrics
         self.fleet = fleet
         self.log = log
@@ -77,9 +75,7 @@ class Books:
         if self.log is not None:
             self._write(exchange, code, outcome, leg)
 
-    def _write(
-        self, exchange: Exchange, code: int, outcome: str, leg: Leg | None
-    ) -> None:
+    def _write(self, exchange: Exchange, code: int, outcome: str, leg: Leg | None) -> None:
         assert self.log is not None
         ended_ns = leg.ended_ns if leg is not None else now_ns()
         given, written, cached, _ = leg.tokens if leg is not None else (None,) * 4
@@ -100,4 +96,3 @@ class Books:
                 "tokens": {"input": given, "output": written, "cached_input": cached},
             }
         )
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from relayd._fast.head import HeadFault
 from relayd.config import Settings
 from relayd.faults import HEAD_FAULTS, Fault, fault
 from relayd.records import Exchange
@@ -23,4 +24,4 @@ def head_fault(exchange: Exchange) -> Fault:
     detail = head.method
     if head.bad_name is not None:
         detail = repr(head.bad_name[:64].decode("ascii", "backslashreplace"))
-    return fault(HEAD_FAULTS[head.fault], detail)
+    return fault(HEAD_FAULTS[HeadFault(head.fault)], detail)

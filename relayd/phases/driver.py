@@ -26,7 +26,7 @@ from relayd.phases.decode import decode, has_seen_enough
 from relayd.phases.retry_after import seconds_asked_for
 from relayd.records import Exchange, Fleet, Route, Worker
 from relayd.routing.base import Policy
-from relayd.upstream.breakers import RetryBudget, Rests
+from relayd.upstream.breakers import Rests, RetryBudget
 from relayd.upstream.discovery import Discovery
 
 log = logging.getLogger("relayd")
@@ -346,7 +346,9 @@ class Driver:
     def _cut(self, exchange: Exchange, leg: Leg, why: Fault) -> None:
         """The answer is under way and will not be complete: make the client see it."""
         if leg.at_boundary and exchange.sink.can_append():
-            exchange.sink.write(exchange.route.dialect.error_event(why, exchange.head.request_id.decode("ascii")))
+            exchange.sink.write(
+                exchange.route.dialect.error_event(why, exchange.head.request_id.decode("ascii"))
+            )
         exchange.sink.abort()
         timed_out = why.status == 504
         self._finish(exchange, leg.status, "upstream_timeout" if timed_out else "stream_error", leg)
@@ -364,7 +366,8 @@ class Driver:
         if why.status == 504:
             outcome = "upstream_timeout"
         if sink.state == SINK_NEW:
-            self.answer(exchange, why.status, dialect.error_body(why, exchange.head.request_id.decode("ascii")),
+            body = dialect.error_body(why, exchange.head.request_id.decode("ascii"))
+            self.answer(exchange, why.status, body,
                         self._fault_lines(exchange, why))  # fmt: skip
         elif sink.state == SINK_STARTED:
             if sink.can_append() and exchange.stream:
@@ -438,4 +441,3 @@ def late_fault(leg: Leg) -> Fault:
     """Return the fault for an answer that came after a keep-alive had promised a stream."""
     said = leg.held_answer[:512].decode("utf-8", "replace").strip()
     return fault("worker_error", f"answered {leg.status}: {said}", worker=leg.pool.name)
-

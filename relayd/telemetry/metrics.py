@@ -30,7 +30,8 @@ from relayd.records import Worker
 
 # vLLM's buckets for the time to first token (conventions 2.1), so that the two can be compared.
 TTFT_BUCKETS = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+    1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
 )  # fmt: skip
 # OpenTelemetry's GenAI buckets: .01 * 2^n.
 DURATION_BUCKETS = tuple(0.01 * 2**n for n in range(18))
@@ -82,10 +83,16 @@ class _Exposition(Collector):
         yield from self._requests()
         yield from self._workers()
         meters = self.metrics.meters
-        yield histogram("relayd_ttft_seconds", "From a request's arrival to the first content of its stream", meters.ttft)
-        yield histogram("relayd_tpot_seconds", "Time per output token after the first, of streams", meters.tpot)
         yield histogram(
-            "relayd_request_duration_seconds", "From a request's head to the end of its answer", meters.duration
+            "relayd_ttft_seconds", "From a request's arrival to the first content of its stream", meters.ttft
+        )
+        yield histogram(
+            "relayd_tpot_seconds", "Time per output token after the first, of streams", meters.tpot
+        )
+        yield histogram(
+            "relayd_request_duration_seconds",
+            "From a request's head to the end of its answer",
+            meters.duration,
         )
         yield histogram(
             "relayd_overhead_seconds", "Time that relayd itself added to a request", meters.overhead
@@ -108,7 +115,12 @@ class _Exposition(Collector):
             "relayd_requests", "Requests that have ended", ("route", "model", "worker", "code", "outcome"),
             {(*key[:3], str(key[3]), key[4]): count for key, count in metrics.requests.items()},
         )  # fmt: skip
-        yield counter("relayd_legs", "Attempts on workers, by how they ended", ("worker", "outcome"), legs(metrics.workers))
+        yield counter(
+            "relayd_legs",
+            "Attempts on workers, by how they ended",
+            ("worker", "outcome"),
+            legs(metrics.workers),
+        )
         yield counter(
             "relayd_client_disconnects", "Clients that left before their answer was complete", ("phase",),
             {(phase,): count for phase, count in metrics.disconnects.items()},
@@ -125,13 +137,25 @@ class _Exposition(Collector):
             "relayd_tokens_estimated", "Tokens of answers without usage, estimated", ("type",),
             {("input",): meters.estimated_input_tokens, ("output",): meters.estimated_output_tokens},
         )  # fmt: skip
-        yield counter("relayd_usage_refused", "Answers with a usage that was not believed", (), {(): meters.refused_usages})
-        yield counter("relayd_retries", "Requests that were moved to another worker", (), {(): metrics.retries})
         yield counter(
-            "relayd_stale_connection_retries", "Requests repeated because a kept connection had died", ("worker",),
+            "relayd_usage_refused",
+            "Answers with a usage that was not believed",
+            (),
+            {(): meters.refused_usages},
+        )
+        yield counter(
+            "relayd_retries", "Requests that were moved to another worker", (), {(): metrics.retries}
+        )
+        yield counter(
+            "relayd_stale_connection_retries", "Requests repeated since a kept connection had died", ("worker",),
             {(worker.name,): worker.pool.stale_retries for worker in metrics.workers},
         )  # fmt: skip
-        yield counter("relayd_log_lines_dropped", "Log lines that nobody read in time", (), {(): metrics.dropped_log_lines})
+        yield counter(
+            "relayd_log_lines_dropped",
+            "Log lines that nobody read in time",
+            (),
+            {(): metrics.dropped_log_lines},
+        )
         yield gauge("relayd_in_flight", "Requests being served", (), {(): metrics.in_flight})
         yield gauge("relayd_client_connections", "Open client connections", (), {(): metrics.connections})
 
@@ -171,9 +195,7 @@ def legs(workers: Sequence[Worker]) -> dict[tuple[str, str], int]:
     return rows
 
 
-def counter(
-    name: str, meaning: str, labels: Sequence[str], rows: Mapping[Any, int]
-) -> CounterMetricFamily:
+def counter(name: str, meaning: str, labels: Sequence[str], rows: Mapping[Any, int]) -> CounterMetricFamily:
     """Return a counter family with a row per label tuple."""
     family = CounterMetricFamily(name, meaning, labels=labels)
     for values, count in rows.items():

@@ -4,8 +4,8 @@ Sans-I/O: every method takes the time and only changes what it was given.
 
 A worker that fails `consecutive` times in a row rests: first `rest` seconds, then twice as long each time,
 up to `longest_rest`.  After a rest one request tries it; its success ends the matter and its failure starts
-the next rest.  A rest never takes the last worker: when all rest, all are asked (`phases/decide`).  A client's
-mistake, a client's leaving, 429 and 503 with Retry-After say nothing about a worker's health.
+the next rest.  A rest never takes the last worker: when all rest, all are asked (`phases/decide`).  A
+client's mistake, a client's leaving, 429 and 503 with Retry-After say nothing about a worker's health.
 """
 
 from __future__ import annotations

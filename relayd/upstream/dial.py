@@ -12,7 +12,7 @@ import re
 import socket
 import ssl
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from relayd._fast.leg import Connection, LegOutcome, Pool
@@ -35,12 +35,13 @@ class Endpoint:
             port = parts.port
         except ValueError:
             port = -1
-        if parts.scheme not in ("http", "https") or port == -1 or not is_host(parts.hostname or ""):
+        host = parts.hostname or ""
+        if parts.scheme not in ("http", "https") or port == -1 or not is_host(host):
             raise SettingError(f"{url!r} is not a worker's URL: write http://HOST:PORT or https://HOST")
         if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
             raise SettingError(f"{url!r} has more than a scheme, a host and a port: leave the rest away")
         self.tls = parts.scheme == "https"
-        self.host = parts.hostname
+        self.host = host
         self.port = port or (443 if self.tls else 80)
         self.addresses: list[Address] = []
         self.resolved_at = 0.0
@@ -65,9 +66,7 @@ def is_host(name: str) -> bool:
 class Dialer:
     """Makes connections to one worker, for its Pool."""
 
-    def __init__(
-        self, endpoint: Endpoint, tls: ssl.SSLContext | None, connect_timeout_s: float
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, tls: ssl.SSLContext | None, connect_timeout_s: float) -> None:
         self.endpoint = endpoint
         self.tls = tls
         self.connect_timeout_s = connect_timeout_s
@@ -117,11 +116,16 @@ class Dialer:
 
     async def _connect_to(self, pool: Pool, host: str, port: int) -> Connection:
         loop = asyncio.get_running_loop()
+
+        def make() -> Any:  # a Connection is a BufferedProtocol in all but name
+            return Connection(pool)
+
+        connection: Connection
         if self.tls is None:
-            _, connection = await loop.create_connection(lambda: Connection(pool), host, port)
+            _, connection = await loop.create_connection(make, host, port)
             return connection
         _, connection = await loop.create_connection(
-            lambda: Connection(pool),
+            make,
             host,
             port,
             ssl=self.tls,
@@ -151,9 +155,9 @@ class Dialer:
         endpoint = self.endpoint
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-        addresses = list(dict.fromkeys((info[4][0], info[4][1]) for info in found))
+        addresses = list(dict.fromkeys((str(info[4][0]), endpoint.port) for info in found))
         working = [address for address in endpoint.addresses[:1] if address in addresses]
-        endpoint.addresses = working + [address for address in addresses if address not in working]  # type: ignore[assignment]
+        endpoint.addresses = working + [address for address in addresses if address not in working]
         endpoint.resolved_at = loop.time()
 
 

@@ -1,0 +1,62 @@
+from collections.abc import Sequence
+from enum import IntEnum
+
+class HeadFault(IntEnum):
+    HEAD_OK = 0
+    HEAD_BAD_METHOD = 1
+    HEAD_BAD_VERSION = 2
+    HEAD_BAD_TARGET = 3
+    HEAD_BAD_HOST = 4
+    HEAD_BAD_NAME = 5
+    HEAD_BAD_VALUE = 6
+    HEAD_BAD_LENGTH = 7
+    HEAD_BAD_CODING = 8
+    HEAD_BAD_CREDENTIAL = 9
+    HEAD_BAD_EXPECT = 10
+    HEAD_LOOP = 11
+
+class RequestHead:
+    def __init__(
+        self, method: str, target: bytes, version_minor: int, headers: Sequence[tuple[bytes, bytes]]
+    ) -> None: ...
+    fault: int
+    method: str
+    target: bytes
+    path: bytes
+    host: bytes | None
+    content_type: bytes | None
+    content_encoding: bytes | None
+    accept_encoding: bytes | None
+    forwarded_for: bytes | None
+    forwarded_proto: bytes | None
+    request_id: bytes
+    traceparent: bytes
+    authorization: bytes | None
+    api_key: bytes | None
+    bad_name: bytes | None
+    content_length: int
+    chunked: bool
+    expect_continue: bool
+    anthropic: bool
+    def for_worker(
+        self, host: bytes, client: bytes, stream: bool, with_credentials: bool, length: int
+    ) -> bytes: ...
+
+class ResponseHead:
+    valid: bool
+    block: bytes
+    content_encoding: bytes | None
+    retry_after: bytes | None
+    retry_after_ms: bytes | None
+    request_id: bytes | None
+    has_plain_id: bool
+    event_stream: bool
+    has_date: bool
+    accel_buffering: bool
+    chunked: bool
+    content_length: int
+
+def set_via(pseudonym: bytes) -> None: ...
+def read_response_head(headers: list[tuple[bytes, bytes]]) -> ResponseHead: ...
+def has_more_behind_its_head(data: bytes) -> bool: ...
+def random_hex(words: int) -> bytes: ...
