@@ -33,7 +33,7 @@ def read_duration(text: str) -> float:
     """Return seconds from `20s`, `1.5m`, `250ms` or `off` (0)."""
     if text in ("off", "0"):
         return 0.0
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", text)
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)", text)
     if match is None:
         raise SettingError(f"{text!r} is not a duration: write a number with ms, s, m, h or d, such as 20s")
     return float(match[1]) * _DURATION_UNITS[match[2]]
@@ -41,7 +41,7 @@ def read_duration(text: str) -> float:
 
 def read_size(text: str) -> int:
     """Return bytes from `32MiB`, `64KiB` or a plain number."""
-    match = re.fullmatch(r"(\d+)\s*(B|KiB|MiB|GiB|kB|MB|GB|)", text)
+    match = re.fullmatch(r"([0-9]+)\s*(B|KiB|MiB|GiB|kB|MB|GB|)", text)
     if match is None:
         raise SettingError(f"{text!r} is not a size: write a number with KiB, MiB or GiB, such as 32MiB")
     return int(match[1]) * _SIZE_UNITS[match[2]]
@@ -49,7 +49,7 @@ def read_size(text: str) -> int:
 
 def read_share(text: str) -> float:
     """Return a fraction from `20%`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)%", text)
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)%", text)
     if match is None or float(match[1]) > 100:
         raise SettingError(f"{text!r} is not a share: write a percentage, such as 20%")
     return float(match[1]) / 100
@@ -57,7 +57,7 @@ def read_share(text: str) -> float:
 
 def read_count(text: str) -> int:
     """Return a whole number."""
-    if not re.fullmatch(r"\d{1,9}", text):
+    if not re.fullmatch(r"[0-9]{1,9}", text):
         raise SettingError(f"{text!r} is not a whole number")
     return int(text)
 
@@ -80,7 +80,7 @@ def read_address(text: str) -> str:
 
 def split_address(text: str) -> tuple[str, int]:
     """Return (host, port) of `HOST:PORT`, `[IPv6]:PORT` or `:PORT`."""
-    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]/]*)):(\d{1,5})", text)
+    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]/]*)):([0-9]{1,5})", text)
     if match is None or int(match[3]) > 65535:
         raise SettingError(f"{text!r} is not an address: write HOST:PORT, such as 127.0.0.1:8080")
     return match[1] or match[2] or "0.0.0.0", int(match[3])

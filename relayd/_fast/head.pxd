@@ -74,8 +74,8 @@ cdef class ResponseHead:
 
 cpdef ResponseHead read_response_head(list headers)
 
-# True if bytes follow the first head in `data`, and that head may be the last one: it closes the
-# connection, or leaves HTTP.
+# True if bytes follow the first head in `data` that should not be parsed together with it: that head closes
+# the connection, leaves HTTP, or has no body, and an error behind it must not cost it its answer.
 cpdef bint has_more_behind_its_head(bytes data)
 
 # Random lower-case hexadecimal digits, 16 a word.

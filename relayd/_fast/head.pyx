@@ -533,13 +533,15 @@ cdef class RequestHead:
 
 
 cpdef bint has_more_behind_its_head(bytes data):
-    """True if bytes follow the first head in `data`, and that head may be the last one."""
+    """True if bytes follow the first head in `data` that should not be parsed together with it."""
     cdef const char* text = PyBytes_AS_STRING(data)
     cdef size_t size = PyBytes_GET_SIZE(data)
     cdef const char* blank = <const char*> memmem(text, size, b"\r\n\r\n", 4)
     if blank is NULL or blank + 4 == text + size:
         return False
     size = blank - text
+    if memmem(text, size, b"ontent-", 7) is NULL and memmem(text, size, b"ransfer-", 8) is NULL:
+        return True                     # no body: what follows is another request
     return (memmem(text, size, b"close", 5) is not NULL
             or memmem(text, size, b"HTTP/1.0", 8) is not NULL
             or memmem(text, size, b"pgrade", 6) is not NULL)

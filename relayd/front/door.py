@@ -352,8 +352,7 @@ class Door(RequestHandler):
         exchange, payload = self.exchange, self.payload
         if exchange is None or payload is None or exchange.ended:
             return False
-        error = payload.exception()
-        if error is not None:
+        if payload.exception() is not None or self._has_parse_error():
             self._body_failed(fault("bad_body", "is not framed as HTTP says"))
             return False
         if self._is_mostly_framing(payload):
@@ -374,6 +373,10 @@ class Door(RequestHandler):
         if self.exchange is exchange:
             self.driver.body_arrived(exchange)
         return self.payload is not None
+
+    def _has_parse_error(self) -> bool:
+        """True if the parser gave up: in the middle of a body it does not tell the body."""
+        return bool(self._messages) and isinstance(self._messages[-1][0], _ErrInfo)
 
     def _is_mostly_framing(self, payload: StreamReader) -> bool:
         size = payload.total_bytes

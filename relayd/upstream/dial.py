@@ -30,12 +30,12 @@ class Endpoint:
     """Where a worker is: scheme, host, port, and the addresses found for them."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
+        parts = urlsplit("")
         try:
-            port = parts.port
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port
         except ValueError:
-            port = -1
-        host = parts.hostname or ""
+            host, port = "", -1
         if parts.scheme not in ("http", "https") or port == -1 or not is_host(host):
             raise SettingError(f"{url!r} is not a worker's URL: write http://HOST:PORT or https://HOST")
         if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
@@ -59,7 +59,8 @@ def is_host(name: str) -> bool:
     try:
         ip_address(name)
     except ValueError:
-        return re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_.])?", name) is not None
+        labels = name.removesuffix(".").split(".")
+        return len(name) < 254 and all(re.fullmatch(r"[A-Za-z0-9_-]{1,63}", label) for label in labels)
     return True
 
 
@@ -90,7 +91,7 @@ class Dialer:
             pool.dial_failed(LegOutcome.LEG_CONNECT_TIMEOUT, "did not accept a connection in time")
         except ssl.SSLError as error:
             pool.dial_failed(LegOutcome.LEG_TLS, words_for_tls(error))
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             pool.dial_failed(LegOutcome.LEG_CONNECT, words_for(error))
         except asyncio.CancelledError:
             pool.dial_failed(LegOutcome.LEG_CONNECT, "relayd is stopping")
@@ -146,7 +147,7 @@ class Dialer:
     async def _refresh(self) -> None:
         try:
             await self._resolve()
-        except OSError:
+        except (OSError, UnicodeError):
             pass  # the last good answer stays
         finally:
             self.refreshing = False
@@ -161,8 +162,10 @@ class Dialer:
         endpoint.resolved_at = loop.time()
 
 
-def words_for(error: OSError) -> str:
+def words_for(error: OSError | UnicodeError) -> str:
     """Return what went wrong, in a few words."""
+    if isinstance(error, UnicodeError):
+        return "its name is none that can be asked for"
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
     if isinstance(error, socket.gaierror):

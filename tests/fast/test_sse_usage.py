@@ -124,6 +124,13 @@ def test_what_a_model_writes_is_not_usage(text):
         assert scan(*chunks).objects == 0
 
 
+@pytest.mark.parametrize("key", ['"usage', 'x"usage', 'x\\"usage', "xusage", "usage x"])
+def test_a_key_that_only_ends_in_it_is_another_key(key):
+    body = json.dumps({key: {"prompt_tokens": 9}, "a": 1}).encode()
+    for chunks in every_way(body):
+        assert scan(*chunks).usage == NOTHING, chunks
+
+
 @pytest.mark.parametrize("text", FORGED)
 def test_real_usage_behind_a_forged_one_is_read(text):
     body = json.dumps({"choices": [{"delta": {"content": text}}], "usage": {"prompt_tokens": 4}}).encode()
@@ -233,7 +240,21 @@ def slow_usage(text: str) -> tuple[int | None, ...]:
 
 
 TEXTS = st.sampled_from(
-    ["usage", '"usage":{', "prompt_tokens", '"', "\\", "}", "{", "]", "é", "\x00", "\ud83d\ude00", ""]
+    [
+        "usage",
+        '"usage',
+        '"usage":{',
+        "prompt_tokens",
+        '"',
+        "\\",
+        "}",
+        "{",
+        "]",
+        "é",
+        "\x00",
+        "\ud83d\ude00",
+        "",
+    ]
 )
 LEAVES = st.none() | st.booleans() | st.integers(0, 999_999_999_999) | TEXTS | st.text(max_size=8)
 KEYS = st.sampled_from([*NAMES, "usage", "usage", "total", "x"]) | TEXTS
