@@ -95,8 +95,8 @@ def read_worker(text: str) -> tuple[str, str]:
     """Return (name, URL) of `URL` or `NAME=URL`; a worker without a name is called by its address."""
     name, equals, url = text.partition("=")
     if equals and "/" not in name:
-        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
-            raise SettingError(f"--worker {text}: a name is 1 to 64 letters, digits, dots, dashes, underscores")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+            raise SettingError(f"--worker {text}: a name is letters, digits, dots and dashes")
         return name, url
     return text.partition("://")[2].rstrip("/"), text
 
