@@ -27,15 +27,15 @@ demo: build
 test: check
 	tools/promtool
 	$(RUN) -m pytest
-	RELAYD_BUILD=debug $(RUN) setup.py --quiet build_ext --inplace --force -j 2
-	$(RUN) -m pytest tests/fast tests/phases tests/front tests/whole/test_failover.py
-	$(RUN) setup.py --quiet build_ext --inplace --force -j 2
+	tools/compile $(RUN) debug
+	$(RUN) -m pytest tests/fast tests/phases tests/front tests/conformance tests/whole/test_failover.py
+	tools/compile $(RUN) release
 
 build: $(VENV)/ready
-	$(RUN) setup.py --quiet build_ext --inplace -j 2
+	tools/compile $(RUN) release
 
 debug: $(VENV)/ready
-	RELAYD_BUILD=debug $(RUN) setup.py --quiet build_ext --inplace --force -j 2
+	tools/compile $(RUN) debug
 
 check: build
 	$(VENV)/bin/ruff check .
@@ -52,5 +52,6 @@ clean:
 $(VENV)/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv --clear $(VENV)
 	$(RUN) -m pip install --quiet --require-hashes --only-binary :all: -r requirements.lock
+	tools/compile $(RUN) release
 	$(RUN) -m pip install --quiet --no-build-isolation --no-deps --editable .
 	touch $@

@@ -231,9 +231,9 @@ def test_starts_and_stops(admin):
         gateway = Gateway(apply(LOCAL, f"admin={admin}"), NOBODY)
         await gateway.start()
         addresses = gateway.address, gateway.admin_address
-        assert gateway._checks() == [("accepting", True), ("workers", True)]
+        assert await gateway._checks() == [("accepting", True), ("workers", False)], "nobody listens there"
         await gateway.stop()
-        assert gateway._checks()[0] == ("accepting", False)
+        assert (await gateway._checks())[0] == ("accepting", False)
         return addresses
 
     address, admin_address = asyncio.run(run())
@@ -259,7 +259,28 @@ def test_a_drain_with_nobody_there_takes_no_time():
         gateway = Gateway(apply(LOCAL, "drain_delay=0"), NOBODY)
         await gateway.start()
         await gateway.drain()
-        assert gateway._checks()[0] == ("accepting", False)
+        assert (await gateway._checks())[0] == ("accepting", False)
+        await gateway.stop()
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_comes_up_later_makes_relayd_ready(monkeypatch):
+    """A balancer's question is the only thing that makes relayd look again."""
+
+    async def run() -> None:
+        gateway = Gateway(LOCAL, NOBODY)
+        await gateway.start()
+        looked = []
+
+        async def look_at(workers) -> None:
+            looked.append(list(workers))
+            gateway.workers[0].up = True
+
+        monkeypatch.setattr(gateway.discovery, "look_at", look_at)
+        assert await gateway._checks() == [("accepting", True), ("workers", True)]
+        assert await gateway._checks() == [("accepting", True), ("workers", True)]
+        assert looked == [gateway.workers], "asked once: a worker that is up is not looked at"
         await gateway.stop()
 
     asyncio.run(run())

@@ -78,5 +78,8 @@ cpdef ResponseHead read_response_head(list headers)
 # the connection, leaves HTTP, or has no body, and an error behind it must not cost it its answer.
 cpdef bint has_more_behind_its_head(bytes data)
 
+# The Date value for now, made once a second.
+cpdef bytes http_date()
+
 # Random lower-case hexadecimal digits, 16 a word.
 cpdef bytes random_hex(int words)

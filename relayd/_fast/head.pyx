@@ -19,8 +19,10 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint64_t
 from libc.string cimport memchr, memcpy
+from libc.time cimport time, time_t
 
 import os
+from email.utils import formatdate
 
 cdef extern from "<string.h>" nogil:
     void* memmem(const void* haystack, size_t haystack_size, const void* needle, size_t needle_size)
@@ -152,6 +154,22 @@ cpdef bytes random_hex(int words):
             out[i * 16 + j] = b"0123456789abcdef"[value & 15]
             value >>= 4
     return text
+
+
+# --- the date ---------------------------------------------------------------------------------------
+
+cdef time_t date_s = 0
+cdef bytes date = b""
+
+
+cpdef bytes http_date():
+    """Return the Date value for now (RFC 9110 5.6.7), made once a second."""
+    global date_s, date
+    cdef time_t now_s = time(NULL)
+    if now_s != date_s:
+        date = formatdate(now_s, usegmt=True).encode("ascii")
+        date_s = now_s
+    return date
 
 
 # --- bytes ------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t
 from libc.stdio cimport snprintf
 
-from relayd._fast.head cimport ResponseHead, read_response_head
+from relayd._fast.head cimport ResponseHead, http_date, read_response_head
 from relayd._fast.sink cimport (
     LENGTH_NO_BODY, LENGTH_UNKNOWN, SINK_NEW, Sink, Source, chunk,
 )
@@ -943,10 +943,15 @@ cdef class Leg(Source):
             lines += b"X-Accel-Buffering: no\r\n"
         cdef char[96] timing
         cdef int size
+        cdef long ours, theirs
+        if not self.response.has_date:
+            lines += b"Date: " + http_date() + b"\r\n"    # RFC 9110 6.6.1
         if self.terms.timing:
+            ours = (self.begun_ns - self.arrived_ns) // 10000       # hundredths of a millisecond
+            theirs = (self.head_ns - self.begun_ns) // 10000
             size = snprintf(
-                timing, sizeof(timing), b"Server-Timing: relayd;dur=%.2f, upstream;dur=%.2f\r\n",
-                (self.begun_ns - self.arrived_ns) / 1e6, (self.head_ns - self.begun_ns) / 1e6)
+                timing, sizeof(timing), b"Server-Timing: relayd;dur=%ld.%02ld, upstream;dur=%ld.%02ld\r\n",
+                ours // 100, ours % 100, theirs // 100, theirs % 100)
             lines += timing[:size]
         return lines
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from email.utils import formatdate
 
 import msgspec
 
@@ -22,16 +21,6 @@ class Books:
         self.fleet = fleet
         self.log = log
         self.pseudonym = pseudonym
-        self._date = b""
-        self._date_s = 0
-
-    def http_date(self) -> bytes:
-        """Return the Date value for now, made once a second."""
-        now_s = int(time.time())
-        if now_s != self._date_s:
-            self._date_s = now_s
-            self._date = formatdate(now_s, usegmt=True).encode("ascii")
-        return self._date
 
     def model_list(self, models: Sequence[str]) -> bytes:
         """Return the body of /v1/models."""

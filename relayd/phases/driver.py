@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from ipaddress import ip_address, ip_network
 
+from relayd._fast.head import http_date
 from relayd._fast.leg import Leg, LegOutcome, LegState, Limits, Sweeper, Terms, now_ns
 from relayd._fast.sink import Sink, SinkState
 from relayd.config import Settings
@@ -255,6 +256,8 @@ class Driver:
         """Return True if this failed answer is dropped because another worker will be asked."""
         exchange: Exchange = leg.exchange
         self._note_wishes(leg)
+        if exchange.outcome:
+            return False  # its client has left: nobody needs another answer
         exchange.next_worker = self._another(exchange)
         return exchange.next_worker is not None
 
@@ -389,7 +392,7 @@ class Driver:
     def answer(self, exchange: Exchange, status: int, body: bytes, lines: bytes) -> None:
         """Write an answer of relayd's own."""
         sink = exchange.sink
-        sink.start(status, b"Date: %b\r\n" % self.books.http_date() + lines, len(body))
+        sink.start(status, b"Date: %b\r\n" % http_date() + lines, len(body))
         sink.write(body)
         sink.end()
 

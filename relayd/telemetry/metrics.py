@@ -147,7 +147,7 @@ class _Exposition(Collector):
             "relayd_retries", "Requests that were moved to another worker", (), {(): metrics.retries}
         )
         yield counter(
-            "relayd_stale_connection_retries", "Requests repeated since a kept connection had died", ("worker",),
+            "relayd_stale_connection_retries", "Requests repeated: a kept connection had died", ("worker",),
             {(worker.name,): worker.pool.stale_retries for worker in metrics.workers},
         )  # fmt: skip
         yield counter(

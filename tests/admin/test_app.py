@@ -19,9 +19,12 @@ NOBODY = [("accepting", False), ("workers", False)]
 def ask(path: str, checks=WELL, method: str = "GET") -> tuple[int, str, str]:
     """Return (status, text, content type) of one request."""
 
+    async def look() -> list[tuple[str, bool]]:
+        return checks
+
     async def run():
         metrics = Metrics([], lambda worker: True)
-        async with TestClient(TestServer(make_app(metrics, lambda: checks))) as client:
+        async with TestClient(TestServer(make_app(metrics, look))) as client:
             answer = await client.request(method, path)
             return answer.status, await answer.text(), answer.headers.get("Content-Type", "")
 

@@ -7,9 +7,9 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from relayd._fast.leg import EventKind
 from relayd._fast.sse import EventScanner, Terminator
-
 from relayd.dialects.anthropic import Anthropic
 from relayd.dialects.openai import OpenAI, data_of
 from relayd.dialects.plain import Plain
@@ -55,7 +55,7 @@ def test_every_fault_has_a_body_and_an_event(dialect, code):
     stream = sse.read(dialect.error_event(failed, "req_7"))
     assert len(stream.events) == 1
     assert not stream.unfinished
-    assert stream.events[0].json() == said
+    assert stream.events[0].json()["error"] == said["error"]
 
 
 @EVERY
@@ -305,6 +305,22 @@ def test_digits_that_are_no_number_are_no_code():
     for code in ("\u0664\u0660\u0660", "\u00b2", "4" * 5000):
         event = b"data: " + json.dumps({"error": {"code": code}}, ensure_ascii=False).encode() + b"\n\n"
         assert OpenAI().judge(event) in (WORKER_ERROR, CLIENT_ERROR)
+
+
+# --- the Responses API's ------------------------------------------------------------------------------
+
+
+def test_responses_errors_are_events_that_its_sdk_raises_for():
+    responses = plugins("dialects")["responses"]()
+    failed = fault("answer_cut", "closed the connection", worker="w")
+    event = sse.read(responses.error_event(failed, "req_7")).events[0]
+    said = event.json()
+    assert (event.name, said["type"]) == ("error", "error")
+    assert said["code"] == said["error"]["code"] == "answer_cut"
+    assert said["message"] == said["error"]["message"]
+    assert json.loads(responses.error_body(failed, "req_7")) == json.loads(
+        OpenAI().error_body(failed, "req_7")
+    )
 
 
 # --- Anthropic's --------------------------------------------------------------------------------------

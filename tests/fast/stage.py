@@ -20,7 +20,6 @@ from typing import Any
 from relayd._fast.leg import Connection, EventKind, Leg, Limits, Pool, RequestBody, Sweeper, Terms, now_ns
 from relayd._fast.sink import HttpSink, Sink
 from relayd._fast.sse import Terminator
-
 from tests.support.wire import CLOSED, RESET, Answer
 
 NS = 1_000_000_000
@@ -39,6 +38,10 @@ class FakeSocket:
 
     def __init__(self) -> None:
         self.options: list[tuple[Any, ...]] = []
+        self.descriptor = -1  # of a real socket, where a test needs one
+
+    def fileno(self) -> int:
+        return self.descriptor
 
     def setsockopt(self, *option: Any) -> None:
         self.options.append(option)

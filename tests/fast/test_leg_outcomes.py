@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import socket
 import zlib
 
 import pytest
+
 from relayd._fast.leg import LegOutcome, LegState, RequestBody, now_ns
 from relayd._fast.sink import SinkState
 from relayd._fast.sse import Terminator
-
 from tests.fast.stage import (
     CHUNKED,
     CONNECT_S,
@@ -621,11 +622,44 @@ def test_an_early_answer_is_passed_on_and_the_connection_not_reused():
     body.finish()
 
 
+@pytest.fixture
+def pair():
+    """Return (the relay's end, the worker's end) of a real connection."""
+    ends = socket.socketpair()
+    yield ends
+    for end in ends:
+        end.close()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_worker_that_has_answered_is_not_written_to(pair, leaves):
+    """Writing on would make the transport drop the connection, and with it the answer in the socket."""
+    ours, theirs = pair
+    stage = Stage()
+    body = RequestBody(-1, 1 << 20)
+    leg = stage.ask(head=b"POST / HTTP/1.1\r\nHost: w\r\nTransfer-Encoding: chunked\r\n\r\n", body=body)
+    stage.transports[0].socket.descriptor = ours.fileno()
+    body.feed(b"one")
+    assert b"one" in stage.sent
+    theirs.sendall(b"HTTP/1.1 413")
+    if leaves:
+        theirs.close()
+    body.feed(b"two")
+    assert b"two" not in stage.sent
+    ours.recv(100)
+    stage.worker_says(b"HTTP/1.1 413")
+    if not leaves:
+        assert b"two" in stage.sent, "it was read, and more may be written"
+    stage.worker_says(b" Large\r\nContent-Length: 2\r\n\r\nno")
+    assert (stage.answer().status, bytes(stage.answer().body)) == (413, b"no")
+    assert_ended(stage, leg, O.LEG_COMPLETE)
+
+
 # --- too late -----------------------------------------------------------------------------------------
 
 
 def test_no_first_token_in_time():
-    for said in (b"", b"HTTP/1.1 200", stream(b"data: preamble\n\n", last=False)):
+    for said in (b"", b"HTTP/1.1 103 Hints\r\n\r\n", stream(b"data: preamble\n\n", last=False)):
         stage = Stage(judge=lambda event: 0)
         leg = stage.ask()
         stage.worker_says(said)
@@ -635,6 +669,28 @@ def test_no_first_token_in_time():
         assert (stage.client.written, leg.committed) == (b"", False)
         assert_ended(stage, leg, O.LEG_FIRST_TOKEN_TIMEOUT)
         assert stage.pool.open == 0
+
+
+@pytest.mark.parametrize("said", [b"H", b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 103 H\r\n\r\nHTTP/1.1"])
+def test_a_head_that_does_not_end_is_no_answer(said):
+    stage = Stage()
+    leg = stage.ask()
+    stage.worker_says(said)
+    stage.pass_time(4)
+    assert leg.state == LegState.LEG_WAITING
+    stage.worker_says(b"1")  # a byte now and then does not help
+    stage.pass_time(6)
+    assert_ended(stage, leg, O.LEG_BAD_ANSWER)
+
+
+def test_the_head_behind_an_interim_answer_may_take_its_time():
+    stage = Stage()
+    leg = stage.ask()
+    stage.worker_says(b"HTTP/1.1 103 Hints\r\n\r\n")
+    stage.pass_time(100)
+    assert leg.state == LegState.LEG_WAITING
+    stage.worker_says(reply(body=b"x"))
+    assert_ended(stage, leg, O.LEG_COMPLETE)
 
 
 def test_silence_in_the_middle_of_an_answer():

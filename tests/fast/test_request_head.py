@@ -9,9 +9,9 @@ import h11
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from relayd._fast.head import HeadFault, RequestHead, has_more_behind_its_head, random_hex, set_via
 
 from relayd._fast import head as head_module
+from relayd._fast.head import HeadFault, RequestHead, has_more_behind_its_head, random_hex, set_via
 
 HOST = (b"Host", b"relay.test")
 CLIENT = b"X-Forwarded-For: 10.0.0.1\r\nVia: 1.1 relayd-test\r\n"
@@ -620,7 +620,11 @@ BEHIND = [
     (b"GET / HTTP/1.1\r\nupgrade: h2c\r\n\r\nGET", True),
     (b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n", False),
     (b"GET / HTTP/1.1\r\nConnection: close\r\n", False),
-    (b"GET / HTTP/1.1\r\nHost: a\r\n\r\nclose", False),
+    (b"GET / HTTP/1.1\r\nHost: a\r\n\r\nGET", True),
+    (b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nclose", False),
+    (b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n", False),
+    (b"POST / HTTP/1.1\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello", True),
+    (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", False),
     (b"", False),
 ]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from relayd._fast.sse import UsageScanner
 
+from relayd._fast.sse import UsageScanner
 from tests.fast.test_sse_events import cut
 from tests.support.dialects import ANTHROPIC, OPENAI, RESPONSES, chat_usage
 from tests.support.wire import every_way

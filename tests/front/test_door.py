@@ -9,10 +9,10 @@ import asyncio
 import socket
 
 import pytest
+
 from relayd._fast.head import HeadFault
 from relayd._fast.leg import now_ns
 from relayd._fast.sink import SinkState
-
 from relayd.config import Settings, apply
 from relayd.faults import Fault
 from relayd.front.door import CLOSING, EXCHANGE, HEAD, IDLE, House, after_blank_lines
@@ -30,6 +30,12 @@ class DoorSocket(FakeSocket):
     """A socket that says it is one of TCP."""
 
     family, proto = socket.AF_INET, socket.IPPROTO_TCP
+    state = 1  # TCP_ESTABLISHED
+
+    def getsockopt(self, *option):
+        if self.state is None:
+            raise OSError(9, "Bad file descriptor")
+        return bytes([self.state]) if len(option) == 3 else 0
 
 
 class DoorTransport(FakeTransport):
@@ -559,6 +565,32 @@ def test_an_idle_client_may_leave():
     place.door.eof_received()
     place.door.connection_lost(None)
     assert place.driver.gone == []
+
+
+@within_a_loop
+def test_a_client_that_leaves_unread_is_noticed():
+    """While its socket is not being read nothing else would tell."""
+    for state, gone in [(1, False), (3, False), (4, True), (7, True), (8, True), (11, True), (None, True)]:
+        place = Place()
+        place.send(POST)
+        assert place.house.unread == set()
+        place.door._pause_transport_reading()
+        assert place.house.unread == {place.door}
+        place.transport.socket.state = state
+        place.house._look()
+        assert (place.transport.ending == "aborted") is gone, state
+        place.door._resume_transport_reading()
+        assert place.house.unread == set()
+
+
+@within_a_loop
+def test_a_lost_connection_is_not_looked_at():
+    place = Place()
+    place.door._pause_transport_reading()
+    place.door.connection_lost(None)
+    assert place.house.unread == set()
+    assert not place.door.has_left()
+    place.house._look()
 
 
 @within_a_loop

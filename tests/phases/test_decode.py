@@ -9,10 +9,10 @@ import zlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from relayd._fast.head import RequestHead
 from relayd._fast.leg import RequestBody
 from relayd._fast.sink import Sink
-
 from relayd.phases.decode import MULTIPART_WINDOW, OUTPUT_UNKNOWN, decode, has_seen_enough
 from relayd.phases.routes import route_for
 from relayd.records import Client, Exchange
@@ -203,19 +203,50 @@ def test_usage_is_asked_for_on_a_streams_behalf(path, data):
 @pytest.mark.parametrize(
     "said",
     [
-        {"stream": True, "stream_options": None},
-        {"stream": True, "stream_options": {}},
         {"stream": True, "stream_options": {"include_usage": True}},
-        {"stream": True, "stream_options": {"include_usage": False}},
+        {"stream": True, "stream_options": {"include_usage": True, "x": 1}},
         {"stream": True, "stream_options": 7},
+        {"stream": True, "stream_options": []},
+        {"stream": True, "stream_options": "include_usage"},
+        {"stream": False, "stream_options": {}},
         {"stream": False},
         {},
     ],
 )
-def test_who_says_something_of_it_is_not_asked_for(said):
+def test_who_asks_alone_or_says_something_else_is_left_alone(said):
     data = json.dumps(said).encode()
     exchange = decoded(data, ask=True)
     assert (exchange.strip_usage, exchange.body.whole()) == (False, data)
+
+
+OPTIONS = [
+    ("null", {}),
+    ("{}", {}),
+    ('{"include_usage":false}', {}),
+    ('{"include_usage":null,"x":[1]}', {"x": [1]}),
+    ('{"include_usage":1}', {}),
+    ('{"continuous_usage_stats":true}', {"continuous_usage_stats": True}),
+]
+
+
+@pytest.mark.parametrize(("options", "kept"), OPTIONS)
+def test_who_does_not_ask_is_asked_for_and_nothing_else_changes(options, kept):
+    before, behind = b' {"a": 1.50, "x":"\\u00e9", ', b' ,"stream":true , "b":[ ] } '
+    exchange = decoded(before + b'"stream_options" : ' + options.encode() + behind, ask=True)
+    sent = exchange.body.whole()
+    assert exchange.strip_usage
+    assert sent.startswith(before)
+    assert sent.endswith(behind)
+    assert json.loads(sent)["stream_options"] == {**kept, "include_usage": True}
+    assert exchange.body.size == len(sent)
+
+
+def test_the_last_of_repeated_options_counts():
+    exchange = decoded(
+        b'{"stream_options":{"include_usage":true},"stream_options":null,"stream":true}', ask=True
+    )
+    assert exchange.strip_usage
+    assert json.loads(exchange.body.whole())["stream_options"] == {"include_usage": True}
 
 
 @pytest.mark.parametrize("path", [b"/v1/responses", b"/v1/messages", b"/v1/embeddings"])

@@ -13,10 +13,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from prometheus_client.parser import text_string_to_metric_families
+
 from relayd._fast.head import RequestHead
 from relayd._fast.leg import RequestBody, Sweeper, now_ns
 from relayd._fast.sink import HttpSink
-
 from relayd.config import Settings, apply
 from relayd.phases.account import Books
 from relayd.phases.driver import Driver, ns
@@ -49,13 +49,13 @@ class Door:
 
 
 class Discovery:
-    """Remembers who was to be asked again."""
+    """Counts how often workers that had not told were to be asked."""
 
     def __init__(self) -> None:
-        self.again: list[Worker] = []
+        self.asked = 0
 
-    def ask_again(self, worker: Worker) -> None:
-        self.again.append(worker)
+    def ask_missing(self) -> None:
+        self.asked += 1
 
 
 class Log:
@@ -297,15 +297,34 @@ def test_these_engines_are_asked_for_usage(engine):
     assert gateway.count("relayd_tokens_total", type="cached_input") == 5
 
 
-def test_a_worker_that_answers_is_asked_for_its_models():
+def test_a_request_sends_no_question_of_relayds_own():
     gateway = Gateway(1)
     gateway.ask(OPENAI)
     gateway.stages[0].worker_says(reply(JSON, body=b"{}"))
-    assert gateway.discovery.again == gateway.workers
-    gateway.fleet.learned(gateway.workers[0], ["m"])
-    gateway.ask(OPENAI)
-    gateway.stages[0].worker_says(reply(JSON, body=b"{}"))
-    assert len(gateway.discovery.again) == 1
+    assert gateway.discovery.asked == 0
+    gateway.begin("GET", b"/v1/models", body=None)
+    assert gateway.discovery.asked == 1
+
+
+def test_a_worker_is_up_as_long_as_it_answers():
+    gateway = Gateway(1)
+    worker = gateway.workers[0]
+    for say, up in [
+        (reply(JSON, body=b"{}"), True),
+        (None, False),
+        (reply(JSON, body=b"{}", status=b"500 Oops"), True),
+        (None, False),
+        (b"garbage\r\n\r\n", True),
+    ]:
+        gateway.ask(OPENAI)
+        if say is None:
+            gateway.stages[0].connects = True
+            gateway.stages[0].worker_closes()
+            if gateway.stages[0].pool.in_flight:  # the kept connection had died, and was replaced
+                gateway.stages[0].worker_closes()
+        else:
+            gateway.stages[0].worker_says(say)
+        assert worker.up is up
 
 
 # --- refused ------------------------------------------------------------------------------------------
@@ -582,7 +601,7 @@ def test_a_cut_at_a_boundary_ends_with_an_error_event(dialect):
     assert not events.unfinished
     last = events.events[-1]
     assert last.json()["error"]["code"] == "answer_cut"
-    assert last.name == ("error" if dialect is ANTHROPIC else "message")
+    assert last.name == ("message" if dialect is OPENAI else "error")
     assert call.outcome == (200, "stream_error")
     assert asked(gateway) == [1, 0], "after content nothing is repeated"
     gateway.assert_nothing_left()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+
 from relayd._fast.head import RequestHead, read_response_head
 from relayd._fast.leg import Pool, RequestBody
 from relayd._fast.sink import Sink
 from relayd._fast.sse import Terminator
-
 from relayd.config import Settings
 from relayd.phases.admit import admit
 from relayd.phases.decide import decide
@@ -154,7 +154,7 @@ def test_only_those_that_serve_the_model():
     [
         (b"/v1/chat/completions", "chat", "openai", Terminator.TERMINATOR_DONE, "json"),
         (b"/v1/completions", "completions", "openai", Terminator.TERMINATOR_DONE, "json"),
-        (b"/v1/responses", "responses", "openai", Terminator.TERMINATOR_RESPONSE, "json"),
+        (b"/v1/responses", "responses", "responses", Terminator.TERMINATOR_RESPONSE, "json"),
         (b"/v1/messages", "messages", "anthropic", Terminator.TERMINATOR_MESSAGE_STOP, "json"),
         (b"/v1/messages/count_tokens", "count_tokens", "anthropic", Terminator.TERMINATOR_NONE, "json"),
         (b"/v1/embeddings", "embeddings", "openai", Terminator.TERMINATOR_NONE, "json"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from relayd._fast.leg import Pool
 
+from relayd._fast.leg import Pool
 from relayd.net import FetchError
 from relayd.records import Fleet, Worker
 from relayd.upstream import discovery
@@ -84,25 +84,58 @@ def test_one_that_fails_does_not_keep_the_others_from_being_asked(monkeypatch):
     assert world.fleet.workers[1].models == {"m"}
 
 
-def test_a_worker_is_asked_once_more_when_it_is_first_reached(monkeypatch):
-    world = World(monkeypatch, a=FetchError("no"))
-    worker = world.fleet.workers[0]
+def test_who_does_not_answer_is_down_until_it_does(monkeypatch):
+    world = World(monkeypatch, a=FetchError("no"), b=(500, b""))
+    down, up = world.fleet.workers
+    world.ask()
+    assert (down.up, up.up) == (False, True)
+    world.ask()
+    assert len([line for line in world.said if "does not answer" in line]) == 1, "said once"
+    world.answers["a"] = (200, b'{"data":[{"id":"m"}]}')
+    world.ask()
+    assert (down.up, down.models) == (True, {"m"})
+    world.answers["a"] = FetchError("no")
+    world.ask()
+    assert len([line for line in world.said if "does not answer" in line]) == 2
+
+
+def test_only_those_that_are_down_are_looked_at_and_not_all_the_time(monkeypatch):
+    world = World(monkeypatch, a=FetchError("no"), b=(200, b'{"data":[]}'))
+    world.ask()
+    world.asked.clear()
+    clock = [1000.0]
+    monkeypatch.setattr(discovery.time, "monotonic", lambda: clock[0])
+
+    async def look() -> None:
+        await world.discovery.look_at(world.fleet.workers)
+
+    for now, asked in [(1000.0, 1), (1000.5, 1), (1000.9, 1), (1001.0, 2), (1001.5, 2), (1002.5, 3)]:
+        clock[0] = now
+        asyncio.run(look())
+        assert world.asked == ["http://a/v1/models"] * asked
+
+
+def test_those_that_have_not_told_are_asked_when_a_client_asks(monkeypatch):
+    world = World(monkeypatch, a=FetchError("no"), b=(200, b'{"data":[]}'), c=(404, b""))
 
     async def run() -> None:
         await world.discovery.ask_all()
-        world.answers["a"] = (404, b"")
-        for _ in range(3):
-            world.discovery.ask_again(worker)
-            await asyncio.gather(*world.discovery.asking.values())
+        world.asked.clear()
+        world.discovery.ask_missing()
+        world.discovery.ask_missing()  # the first is still asking
+        await world.discovery.task
+        assert sorted(world.asked) == ["http://a/v1/models", "http://c/v1/models"]
+        world.discovery.ask_missing()
+        await world.discovery.task
+        assert len(world.asked) == 4
 
     asyncio.run(run())
-    assert len(world.asked) == 2, "no background request but this one"
 
 
-def test_a_worker_that_has_told_is_not_asked_again(monkeypatch):
+def test_when_all_have_told_nobody_is_asked(monkeypatch):
     world = World(monkeypatch, a=(200, b'{"data":[{"id":"m"}]}'))
     world.ask()
-    world.discovery.ask_again(world.fleet.workers[0])  # needs no loop: nothing is started
+    world.discovery.ask_missing()  # needs no loop: nothing is started
     assert len(world.asked) == 1
 
 
@@ -119,10 +152,14 @@ def test_asking_can_be_stopped(monkeypatch):
 
     async def run() -> None:
         monkeypatch.setattr(discovery, "fetch", never)
-        world.discovery.ask_again(world.fleet.workers[0])
+        world.discovery.close()  # nothing to stop yet
+        world.discovery.ask_missing()
+        task = world.discovery.task
+        await asyncio.sleep(0)
         await asyncio.sleep(0)
         world.discovery.close()
-        await asyncio.gather(*world.discovery.asking.values(), return_exceptions=True)
+        await asyncio.gather(task, return_exceptions=True)
+        assert world.discovery.task is None
 
     asyncio.run(run())
     assert ended == ["http://a/v1/models"]
