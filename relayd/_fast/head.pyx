@@ -132,6 +132,7 @@ def set_via(bytes pseudonym):
 cdef uint64_t id_state = int.from_bytes(os.urandom(8), "little")
 
 
+@cython.overflowcheck(False)            # it is meant to overflow
 cdef uint64_t next_random() noexcept nogil:
     global id_state
     cdef uint64_t z
@@ -183,6 +184,11 @@ for _c in range(256):
     IS_TOKEN[_c] = chr(_c).isalnum() and _c < 128 or chr(_c) in "!#$%&'*+-.^_`|~"
     IS_HOST[_c] = chr(_c).isalnum() and _c < 128 or chr(_c) in "-._~%"
     IS_ID[_c] = chr(_c).isalnum() and _c < 128 or chr(_c) in "._:/+=@-"
+
+
+@cython.overflowcheck(False)            # the check is not made for pointers
+cdef inline Py_ssize_t distance(const char* start, const char* end) noexcept nogil:
+    return end - start
 
 
 cdef bytes field_line(bytes name, bytes value):
@@ -280,7 +286,7 @@ cdef bint climbs(bytes path):
     if memmem(text, size, b"..", 2) is NULL and memmem(text, size, b"%2", 2) is NULL:
         return False
     plain = path.lower().replace(b"%2e", b".").replace(b"%2f", b"/").replace(b"%5c", b"/")
-    return b".." in plain.replace(b"\\", b"/").split(b"/")
+    return b".." in [part.partition(b";")[0] for part in plain.replace(b"\\", b"/").split(b"/")]
 
 
 cdef bint is_request_id(bytes value) noexcept:
@@ -430,7 +436,7 @@ cdef class RequestHead:
         if question is NULL:
             self.path = target
         else:
-            self.path = target[:question - PyBytes_AS_STRING(target)]
+            self.path = target[:distance(PyBytes_AS_STRING(target), question)]
         self.target = target
         return HEAD_BAD_TARGET if climbs(self.path) else HEAD_OK
 
@@ -557,7 +563,7 @@ cpdef bint has_more_behind_its_head(bytes data):
     cdef const char* blank = <const char*> memmem(text, size, b"\r\n\r\n", 4)
     if blank is NULL or blank + 4 == text + size:
         return False
-    size = blank - text
+    size = distance(text, blank)
     if memmem(text, size, b"ontent-", 7) is NULL and memmem(text, size, b"ransfer-", 8) is NULL:
         return True                     # no body: what follows is another request
     return (memmem(text, size, b"close", 5) is not NULL

@@ -147,6 +147,7 @@ cdef class Connection:
     cdef int take_answer(self, object data) except -1
     cdef int count_framing(self, Py_ssize_t size) except -1
     cdef int after_feed(self) except -1
+    cdef int pass_on(self) except -1
     cdef int read_head(self, Leg leg, int status) except -1
     cdef int refuse(self, str problem) except -1
     cdef int drain(self) except -1
@@ -199,6 +200,7 @@ cdef class Leg(Source):
     cdef readonly bint error_passed     # an error event was passed on
     cdef bint head_request
     cdef bint paused                    # the sink cannot take more
+    cdef bint let_go                    # the beginning of the event being read has been passed on
     cdef bint strip_usage               # remove the usage event that nobody asked for
     cdef bint failing                   # the status is one that another worker might not give
     cdef bint asked                     # try_elsewhere has been asked

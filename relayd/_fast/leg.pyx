@@ -256,14 +256,19 @@ cdef class Pool:
     cdef Leg next_waiting(self, bint fresh):
         """Take the first leg that still wants a connection, and this kind of connection."""
         cdef Leg leg
-        while self.waiting:
-            leg = self.waiting[0]
-            if leg.state == LEG_DIALING and leg.stale_retry and not fresh:
-                return None
-            self.waiting.popleft()
-            if leg.state == LEG_DIALING:
+        cdef list passed_over = []
+        try:
+            while self.waiting:
+                leg = self.waiting.popleft()
+                if leg.state != LEG_DIALING:
+                    continue                    # it has ended meanwhile
+                if leg.stale_retry and not fresh:
+                    passed_over.append(leg)
+                    continue
                 return leg
-        return None
+            return None
+        finally:
+            self.waiting.extendleft(reversed(passed_over))
 
     def dialed(self, Connection connection):
         """A connection has been made: it serves the first leg that waits, or idles."""
@@ -433,6 +438,7 @@ cdef class Connection:
         except ParserError as error:
             problem = str(error.__context__ or error)
         if problem is not None and not self.complete:
+            self.pass_on()              # what came before it was good
             return self.refuse(problem + looks_like_tls(data, self.head_done))
         if problem is not None:
             self.dirty = True
@@ -450,21 +456,26 @@ cdef class Connection:
 
     cdef int after_feed(self) except -1:
         cdef Leg leg = self.leg
-        cdef bytes data
         if not self.head_done and self.head_bytes > HEAD_AT_MOST:
-            return self.refuse("sent a head larger than 64 KiB")
+            return self.refuse("sent a head larger than 64 KiB or 256 lines")
         if self.framing > FRAMING_AT_MOST and not self.complete:
             return self.refuse("sent more than 16 KiB of chunk extensions or trailers")
         if self.draining:
             return self.drain()
         if leg is None:
             return self.close()
-        if self.parts:
-            data = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
-            self.parts = []
-            leg.read_body(data)
+        self.pass_on()
         if self.complete and self.leg is leg and leg.state != LEG_ENDED:
             leg.read_end()
+        return 0
+
+    cdef int pass_on(self) except -1:
+        """Give the leg what was parsed of the body."""
+        cdef bytes data
+        if self.parts and self.leg is not None and not self.draining:
+            data = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+            self.parts = []
+            self.leg.read_body(data)
         return 0
 
     cdef int refuse(self, str problem) except -1:
@@ -524,10 +535,7 @@ cdef class Connection:
     def on_header(self, bytes name, bytes value):
         if self.head_done or self.complete:
             return                      # a trailer, or a second answer: neither goes anywhere
-        if len(self.headers) < HEADERS_AT_MOST:
-            self.headers.append((name, value))
-        else:
-            self.head_bytes = HEAD_AT_MOST + 1
+        self.headers.append((name, value))
 
     def on_headers_complete(self):
         cdef Leg leg = self.leg
@@ -549,7 +557,14 @@ cdef class Connection:
         self.read_head(leg, status)
 
     cdef int read_head(self, Leg leg, int status) except -1:
-        cdef ResponseHead head = read_response_head(self.headers)
+        cdef ResponseHead head
+        cdef Py_ssize_t size = 0
+        for line in self.headers:
+            size += len(line[0]) + len(line[1])
+        if len(self.headers) > HEADERS_AT_MOST or size > HEAD_AT_MOST:
+            leg.fail(LEG_BAD_ANSWER, "sent a head larger than 64 KiB or 256 lines")
+            return self.close()
+        head = read_response_head(self.headers)
         cdef bint no_body = leg.head_request or status == 204 or status == 304
         self.headers = []
         if not 200 <= status <= 599:
@@ -693,8 +708,9 @@ cdef class Leg(Source):
     @property
     def at_boundary(self):
         """True if an event of relayd's own may follow what the client has got."""
-        return self.streaming and self.response.content_encoding is None and (
-            self.strip_usage or scan_at_boundary(&self.scan))
+        if not self.streaming or self.response.content_encoding is not None:
+            return False
+        return not self.let_go if self.strip_usage else bool(scan_at_boundary(&self.scan))
 
     @property
     def held_answer(self):
@@ -710,6 +726,8 @@ cdef class Leg(Source):
         self.state = LEG_WAITING
         self.moved_ns = monotonic_ns()
         connection.send(self)
+        if self.paused:
+            connection.read_no_more()
         if self.body.complete and len(self.body.parts) == 1 and not self.is_chunked():
             return self.send_at_once(connection)
         connection.transport.write(self.head)
@@ -911,13 +929,15 @@ cdef class Leg(Source):
                 self.held = bytearray()
             start = offset
             self.note_output(1)
-            if not is_unasked_usage(event):
+            if self.let_go or not is_unasked_usage(event):
                 passed.append(event)
+            self.let_go = False
         if start < size:
             self.held += data[start:]
             if len(self.held) > HELD_AT_MOST:
                 passed.append(bytes(self.held))     # too long to be a usage event: let it go on
                 self.held = bytearray()
+                self.let_go = True
         return self.relay(b"".join(passed)) if passed else 0
 
     cdef int commit(self) except -1:

@@ -47,6 +47,11 @@ cdef bint scan_at_boundary(const EventScan* scan) noexcept nogil:
     return not scan.in_event and not scan.in_line
 
 
+@cython.overflowcheck(False)            # the check is not made for pointers
+cdef inline Py_ssize_t distance(const char* start, const char* end) noexcept nogil:
+    return end - start
+
+
 cdef inline bint starts_with(
     const char* text, int size, const char* prefix, int prefix_size
 ) noexcept nogil:
@@ -165,10 +170,10 @@ cdef inline Py_ssize_t scan_until(
             return end
 
         found = <const char*> memchr(data + i, b'\n', size - i)
-        stop = size if found is NULL else found - data
+        stop = size if found is NULL else distance(data, found)
         found = <const char*> memchr(data + i, b'\r', stop - i)
         if found is not NULL:
-            stop = found - data
+            stop = distance(data, found)
 
         if stop > i:
             scan.in_line = True
@@ -381,7 +386,7 @@ cdef Py_ssize_t seek_key(UsageScan* scan, const char* data, Py_ssize_t size) noe
         found = <const char*> memmem(data + i, size - i, KEY, KEY_SIZE)
         if found is NULL:
             break
-        start = found - data
+        start = distance(data, found)
         before = data[start - 1] if start > 0 else scan.previous
         if before != b'\\':
             return start + KEY_SIZE

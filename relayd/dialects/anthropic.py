@@ -95,9 +95,9 @@ class Anthropic:
             return EventKind.EVENT_CONTENT
         if said.type == "error":
             kind = said.error.type if said.error is not None else None
-            client = kind in CLIENT_TYPES
+            client = isinstance(kind, str) and kind in CLIENT_TYPES
             return EventKind.EVENT_CLIENT_ERROR if client else EventKind.EVENT_WORKER_ERROR
-        if said.type in PREAMBLES:
+        if isinstance(said.type, str) and said.type in PREAMBLES:
             return EventKind.EVENT_PREAMBLE
         if said.type == "content_block_start" and said.content_block is not None:
             empty_text = said.content_block.type == "text" and not said.content_block.text

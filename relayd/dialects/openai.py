@@ -49,10 +49,27 @@ class _Event(msgspec.Struct):
     choices: list[_Choice] | None = None
     error: _Error | str | None = None
     type: Any = None
-    response: Any = None
+    code: Any = None
 
 
 _decode = msgspec.json.Decoder(_Event).decode
+
+# By which an error inside a stream says that it is the client's own: a 4xx other than 408 and 429, as a
+# number or as text, or one of the names that servers give it.
+CLIENT_STATUSES = [status for status in range(400, 500) if status not in (408, 429)]
+CLIENT_ERRORS = frozenset(
+    (
+        *CLIENT_STATUSES,
+        *map(str, CLIENT_STATUSES),
+        "invalid_request_error",
+        "BadRequestError",
+        "not_found_error",
+        "NotFoundError",
+        "context_length_exceeded",
+        "invalid_prompt",
+        "content_filter",
+    )
+)
 
 # Responses API events that come before anything is said.
 PREAMBLES = frozenset(
@@ -115,9 +132,9 @@ class OpenAI:
             return EventKind.EVENT_CONTENT  # not ours to understand
         if said.error is not None:
             return judge_error(said.error)
-        if said.type is not None:
+        if isinstance(said.type, str):
             if said.type == "error":
-                return EventKind.EVENT_WORKER_ERROR
+                return judge_error(_Error(said.code))
             if said.type == "response.failed":
                 return EventKind.EVENT_WORKER_ERROR
             return EventKind.EVENT_PREAMBLE if said.type in PREAMBLES else EventKind.EVENT_CONTENT
@@ -132,14 +149,8 @@ def judge_error(error: _Error | str) -> int:
     """Return whose fault an error event says it is: a 4xx other than 429 is the client's."""
     if isinstance(error, str):
         return EventKind.EVENT_WORKER_ERROR
-    for value in (error.code, error.status):
-        if isinstance(value, str) and value.isdigit():
-            value = int(value)
-        if isinstance(value, int) and 400 <= value < 500 and value not in (408, 429):
-            return EventKind.EVENT_CLIENT_ERROR
-    if error.type in ("invalid_request_error", "BadRequestError", "not_found_error", "NotFoundError"):
-        return EventKind.EVENT_CLIENT_ERROR
-    if error.code in ("context_length_exceeded", "invalid_prompt", "content_filter"):
+    told = [word for word in (error.code, error.status, error.type) if isinstance(word, int | str)]
+    if any(word in CLIENT_ERRORS for word in told):
         return EventKind.EVENT_CLIENT_ERROR
     return EventKind.EVENT_WORKER_ERROR
 

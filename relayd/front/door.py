@@ -110,7 +110,7 @@ class Door(RequestHandler):
         transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)  # type: ignore[attr-defined]
         peer = transport.get_extra_info("peername")
         self.client = Client(peer[0] if isinstance(peer, tuple) else "unix")
-        self.since_ns = now_ns()
+        self.since_ns = self.write_since_ns = now_ns()
         self.front.doors.add(self)
         limit = self.front.settings.front.max_connections
         if limit and len(self.front.doors) > limit:

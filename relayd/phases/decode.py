@@ -36,7 +36,7 @@ _decode = msgspec.json.Decoder(_Body).decode
 
 # Every repetition has a bound: a client chooses the text.
 _FORM_MODEL = re.compile(
-    rb'content-disposition:[^\r\n]{0,200}?[; \t]name="?model"?(?:[; \t][^\r\n]{0,200})?\r\n'
+    rb'content-disposition:[ \t]*form-data;[ \t]*name="?model"?(?:[; \t][^\r\n]{0,200})?\r\n'
     rb"(?:[^\r\n]{1,200}\r\n){0,8}\r\n"
     rb"([^\r\n]{0,256})\r\n",
     re.IGNORECASE,

@@ -316,7 +316,10 @@ class Driver:
     def _note_health(self, leg: Leg, row: LegRow) -> None:
         """Tell the breaker what this leg says about its worker."""
         worker = self.fleet.by_pool[leg.pool.name]
-        worker.up = not row.unreached
+        if leg.response is not None:
+            worker.up = True
+        elif row.unreached:
+            worker.up = False
         if leg.outcome == COMPLETE and leg.status < 500 and not leg.error_passed:
             if self.rests.succeeded(worker):
                 log.warning("worker %s answers again", worker.name)

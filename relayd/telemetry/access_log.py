@@ -17,6 +17,7 @@ import msgspec
 
 LINES_AT_MOST = 20_000
 FLUSH_EVERY_S = 0.1
+CLOSE_AT_MOST_S = 1.0
 
 
 class AccessLog:
@@ -29,6 +30,7 @@ class AccessLog:
         self.encoder = msgspec.json.Encoder()
         self.writing = False
         self.scheduled = False
+        self.writer: threading.Thread | None = None
 
     def write(self, record: dict[str, Any]) -> None:
         """Add a line; called on the loop's thread."""
@@ -46,7 +48,8 @@ class AccessLog:
         self.writing = True
         loop = asyncio.get_running_loop()
         # A thread of its own, and a daemon: a pipe that nobody reads must not keep relayd from stopping.
-        threading.Thread(target=self._write_out, args=(b"".join(lines), loop), daemon=True).start()
+        self.writer = threading.Thread(target=self._write_out, args=(b"".join(lines), loop), daemon=True)
+        self.writer.start()
 
     def _write_out(self, data: bytes, loop: asyncio.AbstractEventLoop) -> None:
         self._write_all(data)
@@ -70,8 +73,13 @@ class AccessLog:
             self._flush()
 
     def close(self) -> None:
-        """Write what is left, if it is taken at once."""
-        if not self.writing and self.lines:
-            writer = threading.Thread(target=self._write_all, args=(b"".join(self.lines),), daemon=True)
-            writer.start()
-            writer.join(1.0)
+        """Write what is left, as far as it is taken within a second; count the rest as dropped."""
+        if self.writer is not None:
+            self.writer.join(CLOSE_AT_MOST_S)
+        left, self.lines = self.lines, []
+        if left and (self.writer is None or not self.writer.is_alive()):
+            self.writer = threading.Thread(target=self._write_all, args=(b"".join(left),), daemon=True)
+            self.writer.start()
+            self.writer.join(CLOSE_AT_MOST_S)
+        elif left:
+            self.on_drop(len(left))

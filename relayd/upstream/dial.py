@@ -35,11 +35,13 @@ class Endpoint:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port
         except ValueError:
-            host, port = "", -1
-        if parts.scheme not in ("http", "https") or port == -1 or not is_host(host):
+            host, port = "", 0
+        if parts.scheme not in ("http", "https") or port == 0 or not is_host(host):
             raise SettingError(f"{url!r} is not a worker's URL: write http://HOST:PORT or https://HOST")
         if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
             raise SettingError(f"{url!r} has more than a scheme, a host and a port: leave the rest away")
+        if "]" in parts.netloc and not re.search(r"\](:[0-9]+)?$", parts.netloc):
+            raise SettingError(f"{url!r} is not a worker's URL: write http://[ADDRESS]:PORT")
         self.tls = parts.scheme == "https"
         self.host = host
         self.port = port or (443 if self.tls else 80)
