@@ -111,7 +111,7 @@ class LegRow(NamedTuple):
     code: str  # of the fault that a client gets if there is no other target
     counts: bool  # against the worker
     retry: bool  # may another target be tried, if nothing was committed
-    unreached: bool = False  # the worker did not answer at all
+    unreached: bool = False  # no HTTP answer came at all
 
 
 LEG_OUTCOMES = {
@@ -121,7 +121,7 @@ LEG_OUTCOMES = {
     LegOutcome.LEG_CONNECT_TIMEOUT: LegRow("connect_timeout", "connect_timeout", True, True, True),
     LegOutcome.LEG_TLS: LegRow("tls", "tls_error", True, True, True),
     LegOutcome.LEG_RESET: LegRow("reset", "worker_reset", True, True, True),
-    LegOutcome.LEG_BAD_ANSWER: LegRow("bad_answer", "bad_answer", True, True),
+    LegOutcome.LEG_BAD_ANSWER: LegRow("bad_answer", "bad_answer", True, True, True),
     LegOutcome.LEG_REJECTED: LegRow("rejected", "worker_error", True, True),
     LegOutcome.LEG_ERROR_EVENT: LegRow("error_event", "worker_error", True, True),
     LegOutcome.LEG_CUT: LegRow("cut", "answer_cut", True, True),

@@ -314,7 +314,7 @@ def test_a_worker_is_up_as_long_as_it_answers():
         (None, False),
         (reply(JSON, body=b"{}", status=b"500 Oops"), True),
         (None, False),
-        (b"garbage\r\n\r\n", True),
+        (b"garbage\r\n\r\n", False),
     ]:
         gateway.ask(OPENAI)
         if say is None:
