@@ -96,6 +96,8 @@ class Driver:
         if exchange.route.name == "models":
             return self._answer_models(exchange)
         exchange.phase = "body"
+        if exchange.body.size > self.settings.max_body:
+            return self.body_failed(exchange, too_large(self.settings))
         if not has_seen_enough(exchange):
             return exchange.door.want_body()
         self._decode(exchange)
@@ -118,7 +120,7 @@ class Driver:
 
     def _body_arrived(self, exchange: Exchange) -> None:
         if exchange.body.size > self.settings.max_body:
-            return self.body_failed(exchange, fault("body_too_large", f"{self.settings.max_body} bytes"))
+            return self.body_failed(exchange, too_large(self.settings))
         held = exchange.body.size if not exchange.body.lost else exchange.body.keep
         self.held_bytes += held - exchange.held_bytes
         exchange.held_bytes = held
@@ -418,6 +420,11 @@ class Driver:
         exchange.phase = "ended"
         self.books.ended(exchange, code, outcome, leg)
         exchange.door.exchange_ended(exchange)
+
+
+def too_large(settings: Settings) -> Fault:
+    """Return the fault of a body that is larger than max_body."""
+    return fault("body_too_large", f"{settings.max_body} bytes")
 
 
 def ns(seconds: float) -> int:
