@@ -159,6 +159,7 @@ class Exchange(msgspec.Struct, eq=False):
     next_worker: Worker | None = None
     retries: int = 0
     leg: Leg | None = None
+    searched: int = 0  # bytes of a form that have been searched for its model
     held_bytes: int = 0  # of the body, counted against the gateway's bound
     outcome: str = ""
     ended: bool = False

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
+
 from relayd._fast.head import HeadFault
 from relayd._fast.leg import LegOutcome
-
 from relayd.faults import HEAD_FAULTS, KINDS, LEG_OUTCOMES, LEG_ROWS, Fault, fault
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from relayd._fast.leg import Pool
-
 from relayd.records import NEVER, OPEN, Client, Fleet, Worker
 
 

@@ -37,6 +37,7 @@ cdef class RequestHead:
     cdef readonly bytes authorization
     cdef readonly bytes api_key             # x-api-key or api-key
     cdef readonly bytes bad_name            # the field that `fault` is about, if it is about one
+    cdef readonly Py_ssize_t size           # about how many bytes it had on the wire
     cdef readonly Py_ssize_t content_length  # -1 when none was given
     cdef readonly bint chunked
     cdef readonly bint expect_continue

@@ -34,6 +34,7 @@ class RequestHead:
     authorization: bytes | None
     api_key: bytes | None
     bad_name: bytes | None
+    size: int
     content_length: int
     chunked: bool
     expect_continue: bool

@@ -385,6 +385,7 @@ cdef class RequestHead:
         self.passed = self.credentials = b""
         self.target = target
         self.path = target
+        self.size = PyBytes_GET_SIZE(target) + 24
         self.fault = self._read(method, target, version_minor, headers)
         self._name()
 
@@ -448,6 +449,7 @@ cdef class RequestHead:
             int action, fault
 
         for name, value in headers:
+            self.size += PyBytes_GET_SIZE(name) + PyBytes_GET_SIZE(value) + 4
             action = action_of(name, REQUEST_ACTIONS, request_spellings)
             if action < 0:
                 self.bad_name = name
@@ -627,7 +629,8 @@ cdef int note_answer(ResponseHead head, int action, bytes value) except -1:
     if action == CONTENT_TYPE:
         head.event_stream = value[:17].lower() == b"text/event-stream"
     elif action == CONTENT_ENCODING:
-        head.content_encoding = value
+        if value.lower() != b"identity":
+            head.content_encoding = value
     elif action == RETRY_AFTER:
         head.retry_after = value
     elif action == RETRY_AFTER_MS:

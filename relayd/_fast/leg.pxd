@@ -87,6 +87,7 @@ cdef class Pool:
     cdef readonly bytes host            # its Host value
     cdef readonly object dial           # dial(pool): starts a connection, see upstream/dial.py
     cdef list idle                      # Connections, the youngest last
+    cdef set draining                   # ... and those that read an unwanted answer to its end
     cdef object waiting                 # deque of Legs that want a connection
     cdef readonly int dialing           # connections being made
     cdef readonly int open              # connections that are open, idle or not
@@ -123,6 +124,7 @@ cdef class Connection:
     cdef bint write_paused
     cdef int descriptor                 # of the socket, see has_unread()
     cdef bint closed
+    cdef bint misplaced                 # body bytes came before the head was complete
     cdef bint dirty                     # bytes came that belong to no answer
     cdef bint answering                 # the first byte of an answer has come
     cdef int64_t head_since_ns          # when the head being read began; 0 between heads
@@ -200,6 +202,7 @@ cdef class Leg(Source):
     cdef readonly bint error_passed     # an error event was passed on
     cdef bint head_request
     cdef bint paused                    # the sink cannot take more
+    cdef bint sending                   # body_ready() is at work
     cdef bint let_go                    # the beginning of the event being read has been passed on
     cdef bint strip_usage               # remove the usage event that nobody asked for
     cdef bint failing                   # the status is one that another worker might not give
@@ -231,6 +234,7 @@ cdef class Leg(Source):
     cdef int connect_failed(self, int outcome, str reason) except -1
     cdef int send_at_once(self, Connection connection) except -1
     cdef int body_ready(self) except -1
+    cdef int send_parts(self, Connection connection, RequestBody body, bint chunked) except -1
     cdef bint is_chunked(self)
     cdef int read_head(self, int status, ResponseHead head, bint by_close) except -1
     cdef int read_body(self, bytes data) except -1

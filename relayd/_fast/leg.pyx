@@ -33,7 +33,8 @@ from relayd._fast.sink cimport (
     LENGTH_NO_BODY, LENGTH_UNKNOWN, SINK_NEW, Sink, Source, chunk,
 )
 from relayd._fast.sse cimport (
-    TERMINATOR_NONE, scan_at_boundary, scan_feed, scan_feed_one, scan_reset, usage_feed, usage_reset,
+    TERMINATOR_NONE, scan_at_boundary, scan_feed, scan_feed_one, scan_finish, scan_reset, usage_feed,
+    usage_reset,
 )
 
 import zlib
@@ -68,6 +69,7 @@ cdef enum:
     WRITE_HIGH = 65536              # bytes waiting for a worker before its request body pauses
     WRITE_LOW = 16384
     ROOM = 65536                    # unsent bytes of a body after which no more is asked for
+    DRAIN_SECONDS = 5               # for the rest of an unwanted answer to come
     DRAIN_AT_MOST = 65536           # of an unwanted answer, to save its connection
     DECODED_AT_MOST = 16777216      # of a compressed answer's copy
     DECODED_PIECE = 65536
@@ -223,6 +225,7 @@ cdef class Pool:
         self.host = host
         self.dial = dial
         self.idle = []
+        self.draining = set()
         self.waiting = deque()
         self.max_dials = 64
         self.max_idle = 1024
@@ -232,9 +235,13 @@ cdef class Pool:
         cdef Connection connection
         while self.idle:
             connection = self.idle.pop()
-            if not connection.closed and not connection.transport.is_closing():
-                self.reuses += 1
-                return connection
+            if connection.closed or connection.transport.is_closing():
+                continue
+            if connection.has_unread():     # bytes that nobody asked for would pass as the next answer
+                connection.close()
+                continue
+            self.reuses += 1
+            return connection
         return None
 
     cdef int want(self, Leg leg) except -1:
@@ -294,7 +301,10 @@ cdef class Pool:
         self.dial_more()
 
     cdef int give_back(self, Connection connection) except -1:
-        cdef Leg leg = self.next_waiting(False)
+        cdef Leg leg
+        if connection.has_unread():
+            return connection.close()
+        leg = self.next_waiting(False)
         if leg is not None:
             return leg.connected(connection)
         if len(self.idle) >= self.max_idle:
@@ -311,6 +321,13 @@ cdef class Pool:
             self.idle.remove(connection)
             connection.close()
         return len(old)
+
+    def close_stalled(self, int64_t older_than_ns):
+        """Close connections on which the rest of an unwanted answer has not come since then."""
+        cdef Connection connection
+        for connection in list(self.draining):
+            if connection.idle_since < older_than_ns:
+                connection.close()
 
     def legs_ended(self):
         """Return how many legs ended in each LegOutcome; the last number is of complete answers >= 500."""
@@ -363,6 +380,7 @@ cdef class Connection:
         self.leg = None
         self.parser = None
         self.transport = None
+        self.pool.draining.discard(self)
         if self in self.pool.idle:
             self.pool.idle.remove(self)
         if leg is None:
@@ -398,11 +416,12 @@ cdef class Connection:
         return 0
 
     cdef bint has_unread(self):
-        """True if the worker has already said something, or left, while its request is being sent.
+        """True if the worker has said something that has not been read, or has left.
 
-        A worker that refuses an upload answers and closes; writing on would make uvloop drop the
-        connection, and with it the answer that lies unread in the socket.  Under TLS bytes in the socket
-        need not be an answer, so there nothing is known.
+        While a request is being sent this is an early answer: writing on to a worker that has closed
+        would make uvloop drop the connection, and with it the answer that lies in the socket.  On a
+        connection that serves nobody it is something that no request asked for.  Under TLS bytes in the
+        socket need not be an answer, so there nothing is known.
         """
         cdef char byte
         if self.descriptor == NOT_KNOWN:
@@ -437,6 +456,8 @@ cdef class Connection:
             problem = "switched protocols, which nobody asked for"
         except ParserError as error:
             problem = str(error.__context__ or error)
+        if self.misplaced:
+            return self.refuse("sent a body with an interim answer")
         if problem is not None and not self.complete:
             self.pass_on()              # what came before it was good
             return self.refuse(problem + looks_like_tls(data, self.head_done))
@@ -493,6 +514,7 @@ cdef class Connection:
         self.parts = []
         if self.complete:
             self.draining = False
+            self.pool.draining.discard(self)
             return self.release()
         if self.drained > DRAIN_AT_MOST:
             return self.close()
@@ -521,6 +543,7 @@ cdef class Connection:
         return 0
 
     cdef int close(self) except -1:
+        self.pool.draining.discard(self)
         if not self.closed:
             self.closed = True
             self.transport.abort()
@@ -586,6 +609,9 @@ cdef class Connection:
     def on_body(self, bytes data):
         if self.complete:
             self.dirty = True           # bytes behind the end of the answer
+            return
+        if not self.head_done:
+            self.misplaced = True       # an interim answer has no body
             return
         self.body_bytes += PyBytes_GET_SIZE(data)
         self.parts.append(data)
@@ -747,11 +773,19 @@ cdef class Leg(Source):
         """Write what has arrived of the body, as far as the worker takes it."""
         cdef Connection connection = self.connection
         cdef RequestBody body = self.body
-        cdef bytes part
         cdef bint chunked = self.is_chunked()
 
-        if connection is None or self.sent_ns or self.state == LEG_ENDED:
+        if connection is None or self.sent_ns or self.state == LEG_ENDED or self.sending:
             return 0
+        self.sending = True             # making room brings more of the body, and that calls this again
+        try:
+            self.send_parts(connection, body, chunked)
+        finally:
+            self.sending = False
+        return 0
+
+    cdef int send_parts(self, Connection connection, RequestBody body, bint chunked) except -1:
+        cdef bytes part
         while body.sent < len(body.parts):
             if connection.write_paused or connection.closed or connection.has_unread():
                 return 0
@@ -989,6 +1023,7 @@ cdef class Leg(Source):
     cdef int read_end(self) except -1:
         """The worker has said all it will say."""
         if self.streaming and self.terms.terminator != TERMINATOR_NONE and self.can_read():
+            scan_finish(&self.scan)
             if not self.scan.terminated and not self.scan.errored:
                 return self.fail(LEG_CUT, "ended the stream without its terminator")
         if self.state == LEG_HOLDING and self.streaming:
@@ -1061,6 +1096,8 @@ cdef class Leg(Source):
             return connection.release()
         if self.outcome == LEG_REJECTED and not connection.by_close:
             connection.draining = True      # the connection's next step is drain(), see after_feed()
+            connection.idle_since = self.ended_ns
+            pool.draining.add(connection)
             return connection.read_on()
         return connection.close()
 
@@ -1088,7 +1125,8 @@ cdef class Leg(Source):
             if now - self.moved_ns > limits.connect:
                 return self.fail(LEG_CONNECT_TIMEOUT, "did not accept a connection in time")
         elif self.sent_ns == 0:
-            if now - self.moved_ns > limits.idle:
+            # What has not arrived from the client is not the worker's to take.
+            if self.body.sent < len(self.body.parts) and now - self.moved_ns > limits.idle:
                 return self.fail(LEG_IDLE_TIMEOUT, "did not take the request's body in time")
         elif self.response is None and self.connection.is_stuck_in_head(now):
             return self.fail(LEG_BAD_ANSWER, "did not finish the head of its answer")
@@ -1104,7 +1142,7 @@ cdef class Leg(Source):
     cdef int tell_client(self, int64_t now) except -1:
         """Send a keep-alive between two events, starting the answer for it if need be."""
         if self.state == LEG_RELAYING:
-            if not self.streaming or not self.at_boundary:
+            if not self.streaming or not self.at_boundary or not self.sink.can_append():
                 return 0
         elif self.sink.state == SINK_NEW:
             self.late = True
@@ -1128,7 +1166,8 @@ cdef object decoder_for(bytes coding):
 
 cdef bint is_unasked_usage(bytes event):
     """True for the event that include_usage adds: usage, and no choices."""
-    return b'"usage"' in event and (b'"choices":[]' in event or b'"choices": []' in event)
+    return (b'"usage":{' in event or b'"usage": {' in event) and (
+        b'"choices":[]' in event or b'"choices": []' in event)
 
 
 # --- time -------------------------------------------------------------------------------------------
@@ -1173,7 +1212,7 @@ cdef class Sweeper:
         """Called by the loop: sweep, and come again while there is something to look after."""
         self.handle = None
         self.sweep(monotonic_ns())
-        if self.legs or any([pool.idle_count for pool in self.pools]):
+        if self.legs or any([(<Pool> pool).idle or (<Pool> pool).draining for pool in self.pools]):
             self.wake()
 
     def sweep(self, int64_t now):
@@ -1186,6 +1225,8 @@ cdef class Sweeper:
         for pool in self.pools:
             if pool.idle:
                 pool.close_idle(now - pool.idle_ns)
+            if pool.draining:
+                pool.close_stalled(now - DRAIN_SECONDS * <int64_t> 1000000000)
 
     def close(self):
         if self.handle is not None:

@@ -49,6 +49,9 @@ cdef Py_ssize_t scan_feed(EventScan* scan, const char* data, Py_ssize_t size) no
 # The same, but stops after the first event that ends; returns 0 when none does.
 cdef Py_ssize_t scan_feed_one(EventScan* scan, const char* data, Py_ssize_t size) noexcept nogil
 
+# The stream has ended: an event whose last empty line is missing counts as one.
+cdef void scan_finish(EventScan* scan) noexcept nogil
+
 # True where nothing of an event has been read since the last one ended: the only place where
 # something of ours may be put into the stream.
 cdef bint scan_at_boundary(const EventScan* scan) noexcept nogil

@@ -115,21 +115,25 @@ cdef void read_data_line(EventScan* scan, const char* value, int size) noexcept 
 
 cdef void read_line(EventScan* scan) noexcept nogil:
     """Note what the line that just ended says about its event."""
+    cdef const char* line = scan.line
     cdef const char* value
-    cdef int size
+    cdef int size, kept = scan.kept
 
-    if starts_with(scan.line, scan.kept, b"data:", 5):
+    if scan.events == 0 and starts_with(line, kept, b"\xef\xbb\xbf", 3):
+        line += 3                   # a byte order mark may open the stream, and means nothing
+        kept -= 3
+    if starts_with(line, kept, b"data:", 5):
         scan.has_field = True
-        value = scan.line + 5
-        size = scan.kept - 5
+        value = line + 5
+        size = kept - 5
         if size > 0 and value[0] == b' ':
             value += 1
             size -= 1
         read_data_line(scan, value, size)
-    elif starts_with(scan.line, scan.kept, b"event:", 6):
+    elif starts_with(line, kept, b"event:", 6):
         scan.has_field = True
-        value = scan.line + 6
-        size = scan.kept - 6
+        value = line + 6
+        size = kept - 6
         if size > 0 and value[0] == b' ':
             value += 1
             size -= 1
@@ -148,6 +152,16 @@ cdef void end_event(EventScan* scan) noexcept nogil:
     scan.has_data = False
     scan.is_terminator = False
     scan.is_error = False
+
+
+cdef void scan_finish(EventScan* scan) noexcept nogil:
+    if scan.in_line:
+        read_line(scan)
+        scan.in_line = False
+        scan.in_event = True
+        scan.kept = 0
+    if scan.in_event:
+        end_event(scan)
 
 
 cdef inline Py_ssize_t scan_until(
@@ -490,6 +504,10 @@ cdef class EventScanner:
     cpdef Py_ssize_t feed(self, bytes data) except -1:
         """Read `data`; return the offset past the last event that ended in it, or 0."""
         return scan_feed(&self.scan, data, len(data))
+
+    def finish(self):
+        """Say that the stream has ended."""
+        scan_finish(&self.scan)
 
     def feed_one(self, bytes data):
         """Read `data` up to the first event that ends; return the offset past it, or 0."""

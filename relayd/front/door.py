@@ -17,7 +17,10 @@ that is still sending can read it (a close with unread data would reset the conn
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
+import sys
+import termios
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -32,7 +35,7 @@ from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from relayd._fast.head import RequestHead, has_more_behind_its_head
 from relayd._fast.leg import RequestBody, now_ns
-from relayd._fast.sink import HttpSink, SinkState
+from relayd._fast.sink import HttpSink, SinkState, reset
 from relayd.config import Settings
 from relayd.faults import Fault, fault
 from relayd.phases.driver import Driver
@@ -55,7 +58,6 @@ NS = 1_000_000_000
 FRAMING_AT_MOST = 16 << 10
 FRAMING_PER_BYTE = 16
 
-SMALL_HEAD = 8 << 10  # bytes of a read that are not worth measuring
 FIRST_LINE_AT_MOST = 8 << 10
 
 
@@ -64,6 +66,7 @@ class Door(RequestHandler):
 
     __slots__ = (
         "advancing",
+        "alone",
         "client",
         "driver",
         "exchange",
@@ -77,6 +80,7 @@ class Door(RequestHandler):
         "since_ns",
         "sink",
         "state",
+        "unfinished",
         "wire_bytes",
         "write_since_ns",
     )
@@ -95,6 +99,8 @@ class Door(RequestHandler):
         self.head_bytes = 0
         self.first_line = b""
         self.wire_bytes = 0
+        self.alone = False  # nothing but the head being read, and its body, has come since IDLE
+        self.unfinished = False  # the last bytes of heads brought no whole one
         self.advancing = False
         self.pumping = False
         self.served = 0
@@ -112,12 +118,15 @@ class Door(RequestHandler):
         self.client = Client(peer[0] if isinstance(peer, tuple) else "unix")
         self.since_ns = self.write_since_ns = now_ns()
         self.front.doors.add(self)
+        self.driver.books.connections(1)
         limit = self.front.settings.front.max_connections
         if limit and len(self.front.doors) > limit:
             transport.abort()  # type: ignore[attr-defined]
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The client is gone, or was sent away."""
+        if self in self.front.doors:
+            self.driver.books.connections(-1)
         self.front.doors.discard(self)
         self.front.unread.discard(self)
         self._force_close = True
@@ -134,7 +143,10 @@ class Door(RequestHandler):
 
     def eof_received(self) -> None:
         """A FIN: closing and half-closing look the same on the wire, and mean that the client has left."""
+        sink = self.sink
         self._client_gone()
+        if sink is not None:
+            sink.abort()  # it may be reading still: what it got must not look whole
 
     def _client_gone(self) -> None:
         exchange, self.exchange = self.exchange, None
@@ -148,23 +160,43 @@ class Door(RequestHandler):
         if self.state == IDLE and data:
             self.state = HEAD
             self.since_ns = now_ns()
-        if self.state == HEAD:
-            self.head_bytes += len(data)
-            if has_more_behind_its_head(data):
-                self._receive_piecewise(data)
-            else:
-                super().data_received(data)
-            if not self._messages:
-                self._check_unfinished_head(data)
+            self.alone = True
+        if self.payload is None:
+            self._receive_heads(data)
         else:
-            if self.payload is not None and data:
+            if data:
                 self.wire_bytes += len(data)
                 self.since_ns = now_ns()
             super().data_received(data)
+        if self._upgraded:
+            self._decline_upgrade()
         if self._messages and self.exchange is None:
             self._advance()
         if self.payload is not None and not self.pumping:
             self._pump()
+
+    def _receive_heads(self, data: bytes) -> None:
+        """Parse what is the head of a request, or several, while one may still be served."""
+        queued = len(self._messages)
+        self.head_bytes += len(data)
+        if has_more_behind_its_head(data):
+            self._receive_piecewise(data)
+        else:
+            super().data_received(data)
+        if len(self._messages) > queued:
+            self.unfinished = False
+            self.first_line = b""
+        elif data:
+            self.unfinished = True
+            if len(self.first_line) < FIRST_LINE_AT_MOST:
+                self.first_line += data[:FIRST_LINE_AT_MOST]
+        if self.state == HEAD:
+            if not self._messages:
+                self._check_unfinished_head()
+        elif data:
+            self.alone = False
+            if self.head_bytes > self.front.settings.front.max_head and not self._buffer_paused:
+                self._pause_reading_for_buffer()  # enough of what comes after the request being served
 
     def _receive_piecewise(self, data: bytes) -> None:
         """Feed each head by itself.
@@ -248,11 +280,9 @@ class Door(RequestHandler):
         else:
             self._begin(message, payload)
 
-    def _check_unfinished_head(self, data: bytes) -> None:
+    def _check_unfinished_head(self) -> None:
         """Refuse a head that is too large, or whose first line llhttp reads as HTTP/0.9."""
         limit = self.front.settings.front.max_head
-        if len(self.first_line) < FIRST_LINE_AT_MOST:
-            self.first_line += data[:FIRST_LINE_AT_MOST]
         line, ended, _ = self.first_line.lstrip(b"\r\n").partition(b"\r\n")
         if self.head_bytes > limit:
             self._refuse_unread(fault("head_too_large", f"more than {limit} bytes (front.max_head)"))
@@ -271,21 +301,15 @@ class Door(RequestHandler):
             return self._refuse_unread(fault("bad_request", "HTTP/0.9 is not served here"))
         else:
             minor = -1
-        head_size = 0
-        if self.head_bytes > SMALL_HEAD:
-            head_size = size_of_head(message)
-            limit = self.front.settings.front.max_head
-            if head_size > limit:
-                return self._refuse_unread(
-                    fault("head_too_large", f"more than {limit} bytes (front.max_head)")
-                )
-        # What the body's framing is counted from: this read, if it began with this head.
-        self.wire_bytes = self.head_bytes - head_size if head_size and not self._messages else 0
-        self.head_bytes = 0
-        self.first_line = b""
         self.state = EXCHANGE
         target = message.path.encode("utf-8", "surrogateescape")
         head = RequestHead(message.method, target, minor, message.raw_headers)
+        # What the body's framing is counted from: this read, if it brought nothing but this request.
+        self.wire_bytes = max(0, self.head_bytes - head.size) if self.alone and not self._messages else 0
+        self.head_bytes = 0
+        limit = self.front.settings.front.max_head
+        if head.size > limit:
+            return self._refuse_unread(fault("head_too_large", f"more than {limit} bytes (front.max_head)"))
         keep_alive = not (message.should_close or head.fault or minor < 0 or self.front.draining)
         sink = self.sink = HttpSink(
             self.transport, 0 if minor == 0 else 1, message.method == "HEAD", keep_alive
@@ -333,7 +357,8 @@ class Door(RequestHandler):
         exchange = self.exchange
         if exchange is None or self.transport is None or self.payload is None:
             return
-        if exchange.head.expect_continue and exchange.sink.state == SINK_NEW:
+        asks = exchange.head.expect_continue and self.sink is not None and self.sink.version_minor == 1
+        if asks and exchange.sink.state == SINK_NEW:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _pump(self) -> None:
@@ -355,7 +380,7 @@ class Door(RequestHandler):
         if payload.exception() is not None or self._has_parse_error():
             self._body_failed(fault("bad_body", "is not framed as HTTP says"))
             return False
-        if self._is_mostly_framing(payload):
+        if self._is_mostly_framing(payload) and not self._messages:
             self._body_failed(fault("bad_body", "has more framing than content"))
             return False
         body = exchange.body
@@ -409,8 +434,10 @@ class Door(RequestHandler):
         elif body_pending or not sink.keep_alive or self._close:
             self._finish_closing()
         else:
-            self.state = IDLE
+            self.state = HEAD if self.unfinished and not self._messages else IDLE
             self.since_ns = now_ns()
+            if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
+                self._resume_reading_if_drained()
             self._advance()
 
     def _finish_closing(self) -> None:
@@ -454,13 +481,16 @@ class Door(RequestHandler):
         limits = self.front.settings.front
         waited_s = (now - self.since_ns) / NS
         if self._takes_nothing(now):
-            transport.abort()
+            reset(transport)  # a FIN could look like the end of the answer
         elif self.state == IDLE:
             if limits.keepalive and waited_s > limits.keepalive:
                 transport.close()
         elif self.state == HEAD:
             if limits.head_timeout and waited_s > limits.head_timeout:
-                self._refuse_unread(fault("head_timeout"))
+                if self.first_line.strip():
+                    self._refuse_unread(fault("head_timeout"))
+                else:
+                    transport.close()  # a stray line end, as some clients send behind a body
         elif self.state == CLOSING:
             if waited_s > LINGER_S and not transport.get_write_buffer_size():
                 transport.abort()
@@ -476,7 +506,9 @@ class Door(RequestHandler):
         """True if bytes have waited for the client all through the write timeout."""
         assert self.transport is not None
         buffered = self.transport.get_write_buffer_size()
-        if buffered == 0 or buffered < self.last_buffered:
+        if buffered:
+            buffered += bytes_in_kernel(self.transport)
+        if buffered == 0 or buffered != self.last_buffered:
             self.write_since_ns = now
         self.last_buffered = buffered
         limit = self.front.settings.resilience.timeouts.write
@@ -555,7 +587,7 @@ class House(web.Server):
         self._unread_timer = None
         for door in list(self.unread):
             if door.has_left() and door.transport is not None:
-                door.transport.abort()
+                reset(door.transport)
         if self.unread:
             self._unread_timer = self._loop.call_later(self.LOOK_EVERY_S, self._look)
 
@@ -583,10 +615,14 @@ class House(web.Server):
             await door.shutdown()
 
 
-def size_of_head(message: RawRequestMessage) -> int:
-    """Return about how many bytes a head had."""
-    lines = sum(len(name) + len(value) + 4 for name, value in message.raw_headers)
-    return len(message.method) + len(message.path) + 14 + lines
+def bytes_in_kernel(transport: asyncio.Transport) -> int:
+    """Return how many bytes the kernel holds that the client has not acknowledged (tcp(7), SIOCOUTQ)."""
+    connection = transport.get_extra_info("socket")
+    try:
+        answer = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, b"\0\0\0\0")
+    except (OSError, AttributeError, ValueError):
+        return 0  # no socket, or no longer
+    return int.from_bytes(answer, sys.byteorder)
 
 
 def after_blank_lines(data: bytes) -> Iterator[bytes]:

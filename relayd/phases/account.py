@@ -31,6 +31,10 @@ class Books:
         """A request's head has arrived."""
         self.metrics.in_flight += 1
 
+    def connections(self, change: int) -> None:
+        """A client has connected, or is gone."""
+        self.metrics.connections += change
+
     def retried(self) -> None:
         """A request moves to another worker."""
         self.metrics.retries += 1

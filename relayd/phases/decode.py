@@ -49,7 +49,12 @@ def has_seen_enough(exchange: Exchange) -> bool:
         return exchange.body.complete
     if exchange.route.body == "multipart":
         body = exchange.body
-        return body.complete or body.size >= MULTIPART_WINDOW or bool(_FORM_MODEL.search(body.whole()))
+        if body.complete or body.size >= MULTIPART_WINDOW:
+            return True
+        if body.size - exchange.searched < body.size // 8:
+            return False  # looking again at every few bytes would cost the square of the form's size
+        exchange.searched = body.size
+        return bool(_FORM_MODEL.search(body.whole()))
     return True
 
 

@@ -104,12 +104,14 @@ class Dialer:
     async def _connect(self, pool: Pool) -> Connection:
         addresses = await self._addresses()
         last: OSError | None = None
+        share_s = self.connect_timeout_s / max(1, len(addresses))
         for index, (host, port) in enumerate(addresses):
             try:
-                connection = await self._connect_to(pool, host, port)
+                async with asyncio.timeout(share_s or None):
+                    connection = await self._connect_to(pool, host, port)
             except ssl.SSLError:
                 raise
-            except OSError as error:
+            except OSError as error:  # TimeoutError is one
                 last = error
                 continue
             if index:

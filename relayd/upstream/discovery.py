@@ -42,6 +42,7 @@ class Discovery:
         self.tls = tls
         self.say = say
         self.looked_s = 0.0
+        self.said: dict[str, str] = {}  # the last thing said of each worker
         self.task: asyncio.Task[None] | None = None
 
     async def ask_all(self) -> None:
@@ -53,18 +54,25 @@ class Discovery:
         try:
             status, body = await fetch(worker.url + "/v1/models", timeout_s=TIMEOUT_S, tls=self.tls)
         except FetchError as error:
-            if worker.up:
-                self.say(f"worker {worker.name} ({worker.url}) does not answer: {error}")
             worker.up = False
+            self._say(worker, f"worker {worker.name} ({worker.url}) does not answer: {error}")
             return
         worker.up = True
         if status != 200:
-            self.say(f"worker {worker.name} does not list its models (status {status}): it gets any model")
+            self._say(
+                worker, f"worker {worker.name} does not list its models (status {status}): it gets any model"
+            )
             return
         try:
             self.fleet.learned(worker, [model.id for model in _decode(body).data])
         except (msgspec.MsgspecError, RecursionError):
-            self.say(f"worker {worker.name} lists no models that can be read: it gets any model")
+            self._say(worker, f"worker {worker.name} lists no models that can be read: it gets any model")
+
+    def _say(self, worker: Worker, text: str) -> None:
+        """Tell it once: whoever lists the models makes relayd ask, and may do so often."""
+        if self.said.get(worker.name) != text:
+            self.said[worker.name] = text
+            self.say(text)
 
     async def look_at(self, workers: Iterable[Worker]) -> None:
         """Ask those of `workers` that were not reached last time, at most once a second."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from relayd._fast.leg import LegOutcome, LegState, RequestBody, now_ns
 from relayd._fast.sink import HttpSink, Sink
 from relayd._fast.sse import Terminator
-
 from relayd.dialects.openai import OpenAI
 from tests.fast.stage import CHUNKED, EVENT_STREAM, NS, FakeTransport, Stage, chunks, reply, stream
 from tests.support.dialects import CHAT_STOP, OPENAI, chat_usage

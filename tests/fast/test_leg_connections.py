@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from relayd._fast.leg import LegOutcome, LegState, RequestBody, now_ns
 
+from relayd._fast.leg import LegOutcome, LegState, RequestBody, now_ns
 from tests.fast.stage import NS, Stage, chunks, reply
 from tests.support.wire import every_way
 

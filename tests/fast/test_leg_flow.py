@@ -5,7 +5,6 @@ from __future__ import annotations
 from relayd._fast.leg import LegOutcome, LegState, Sweeper, now_ns
 from relayd._fast.sink import HttpSink, Sink, SinkState
 from relayd._fast.sse import Terminator
-
 from tests.fast.stage import CHUNKED, FIRST_TOKEN_S, IDLE_S, NS, Stage, chunks, reply, stream
 
 O = LegOutcome  # noqa: E741

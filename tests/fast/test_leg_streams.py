@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+
 from relayd._fast.leg import EventKind, LegOutcome, LegState
 from relayd._fast.sink import SinkState
 from relayd._fast.sse import Terminator
-
 from relayd.dialects.anthropic import Anthropic
 from relayd.dialects.openai import OpenAI
 from tests.fast.stage import CHUNKED, COMMENT, EVENT_STREAM, NS, Stage, chunks, reply, stream

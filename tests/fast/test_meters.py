@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from relayd._fast.leg import LegOutcome
 from relayd._fast.meters import Histogram, Meters
-
 from tests.fast.stage import Stage, chunks, reply, stream
 
 NS = 1_000_000_000

@@ -6,8 +6,8 @@ import h11
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from relayd._fast.leg import LegOutcome, RequestBody
 
+from relayd._fast.leg import LegOutcome, RequestBody
 from tests.fast.stage import Stage, chunks, reply
 
 O = LegOutcome  # noqa: E741

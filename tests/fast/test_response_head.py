@@ -6,8 +6,8 @@ import h11
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from relayd._fast.head import read_response_head
 
+from relayd._fast.head import read_response_head
 from tests.fast.test_request_head import NAMES, VALUES
 
 LENGTH, CHUNKED = (b"Content-Length", b"5"), (b"Transfer-Encoding", b"chunked")

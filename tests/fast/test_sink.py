@@ -6,9 +6,9 @@ import h11
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from relayd._fast.leg import Connection, Pool
 from relayd._fast.sink import HttpSink, Sink, SinkState
-
 from tests.fast.stage import CHUNKED, EVENT_STREAM, FakeTransport, Stage, chunks, reply
 
 UNKNOWN, NO_BODY = -1, -2

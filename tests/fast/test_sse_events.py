@@ -8,8 +8,8 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from relayd._fast.sse import EventScanner, Terminator
 
+from relayd._fast.sse import EventScanner, Terminator
 from tests.support.wire import every_way
 
 NONE, DONE, STOP, RESPONSE = (

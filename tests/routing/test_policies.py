@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from relayd._fast.leg import Leg, Limits, Pool, RequestBody, Sweeper, Terms
 from relayd._fast.sink import Sink
-
 from relayd.records import Facts, Worker
 from relayd.registry import plugins
 

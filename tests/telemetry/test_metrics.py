@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from relayd._fast.leg import Pool
 
 from relayd import __version__
+from relayd._fast.leg import Pool
 from relayd.faults import LEG_OUTCOMES
 from relayd.records import Worker
 from relayd.telemetry import metrics as metrics_module

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from relayd._fast.leg import Pool
 
+from relayd._fast.leg import Pool
 from relayd.config import Breaker
 from relayd.records import NEVER, OPEN, Worker
 from relayd.upstream.breakers import LONGEST_BUSY_S, Rests, RetryBudget, is_resting

@@ -7,8 +7,8 @@ import socket
 import ssl
 
 import pytest
-from relayd._fast.leg import LegOutcome
 
+from relayd._fast.leg import LegOutcome
 from relayd.config import SettingError, WorkerTls
 from relayd.upstream.dial import Dialer, Endpoint, tls_context, words_for, words_for_tls
 
