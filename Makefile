@@ -38,7 +38,7 @@ debug: $(VENV)/ready
 	tools/compile $(RUN) debug
 
 check: build
-	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff check --no-cache .
 	$(RUN) -m mypy
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint relayd
 

@@ -20,4 +20,6 @@ def main(base_url: str, model: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    if len(sys.argv) != 3:
+        sys.exit("usage: openai_stream.py BASE_URL MODEL")
+    main(*sys.argv[1:])

@@ -34,6 +34,14 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that `argv` names; return the exit code."""
+    try:
+        return run(argv)
+    except KeyboardInterrupt:
+        return 130
+
+
+def run(argv: Sequence[str] | None) -> int:
+    """Run the command that `argv` names; return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = make_parser(words[0] if words else None)
     args = parser.parse_args(words)
@@ -42,10 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help(sys.stderr)
         return 2
-    try:
-        code: int = args.run(args)
-    except KeyboardInterrupt:
-        return 130
+    code: int = args.run(args)
     return code
 
 

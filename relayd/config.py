@@ -44,6 +44,8 @@ def read_size(text: str) -> int:
     match = re.fullmatch(r"([0-9]+)\s*(B|KiB|MiB|GiB|kB|MB|GB|)", text)
     if match is None:
         raise SettingError(f"{text!r} is not a size: write a number with KiB, MiB or GiB, such as 32MiB")
+    if not int(match[1]):
+        raise SettingError(f"{text!r} would let nothing through: write a size, such as 32MiB")
     return int(match[1]) * _SIZE_UNITS[match[2]]
 
 
@@ -210,7 +212,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     drain_delay: Annotated[
         float, _unit(read_duration, "from not ready to not accepting, after TERM, for balancers to notice")
     ] = 2.0
-    drain_timeout: Annotated[float, _unit(read_duration, "what running requests may take after TERM")] = 60.0
+    drain_timeout: Annotated[
+        float, _unit(read_duration, "what running requests may take after TERM; off waits for the last one")
+    ] = 60.0
     front: Front = Front()
     resilience: Resilience = Resilience()
     worker_tls: WorkerTls = WorkerTls()
@@ -238,7 +242,8 @@ def find_path(key: str) -> str:
         return tails[0]
     if tails:
         raise SettingError(f"{key!r} could be {' or '.join(tails)}")
-    raise SettingError(f"there is no setting {key!r}{did_you_mean(key, paths)}")
+    ends = {path.split(".", depth)[-1] for path in paths for depth in range(3)}
+    raise SettingError(f"there is no setting {key!r}{did_you_mean(key, ends)}")
 
 
 def apply(settings: Settings, assignment: str) -> Settings:

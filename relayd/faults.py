@@ -57,7 +57,12 @@ KINDS = {
         FaultKind("bad_header", 400, "client", "the header {detail} is malformed"),
         FaultKind("bad_length", 400, "client", "the length of the body is not clear from the head"),
         FaultKind("transfer_coding", 501, "client", "the only transfer coding served here is chunked"),
-        FaultKind("bad_credential", 400, "client", "exactly one credential may be sent"),
+        FaultKind(
+            "bad_credential",
+            400,
+            "client",
+            "at most one Authorization header with one credential may be sent",
+        ),
         FaultKind("expectation", 417, "client", "the only expectation served here is 100-continue"),
         FaultKind("loop_detected", 508, "client", "this request has been through this relayd before"),
         FaultKind("bad_request", 400, "client", "the request is not valid HTTP: {detail}"),

@@ -146,7 +146,7 @@ class Gateway:
             async with asyncio.timeout(self.settings.drain_timeout or None):
                 await self.house.empty.wait()
         except TimeoutError:
-            log.warning("%d connections were still open after drain_timeout", len(self.house.doors))
+            log.warning("still open after drain_timeout: %d client connections", len(self.house.doors))
 
     def stop_accepting(self) -> None:
         """Close the listener; open connections stay."""
@@ -183,7 +183,7 @@ def check_parser() -> None:
 def listen_error(setting: str, address: str, error: OSError) -> ListenError:
     """Return the error for an address that cannot be listened on."""
     if error.errno == errno.EADDRINUSE or "in use" in str(error):
-        hint = f"{setting}: {address} is in use by another program; choose another with --{setting} HOST:PORT"
+        hint = f"{setting}: {address} is in use already; choose another with --{setting} HOST:PORT"
         return ListenError(hint, True)
     if error.errno == errno.EACCES:
         return ListenError(f"{setting}: {address} needs privileges; choose a port above 1023", False)

@@ -43,7 +43,6 @@ GOOD = [
     (read_size, "7", 7),
     (read_size, "7B", 7),
     (read_size, "7 B", 7),
-    (read_size, "0", 0),
     (read_share, "20%", 0.2),
     (read_share, "0%", 0.0),
     (read_share, "100%", 1.0),

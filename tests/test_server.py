@@ -77,9 +77,9 @@ def test_settings_come_from_the_command_line():
 
 def test_later_settings_win_and_options_win_over_them():
     settings = read_settings(
-        arguments("--set", "policy=a", "--set", "policy=b", "--set", "admin=off", "--admin", ":1")
+        arguments("--set", "policy=a", "--set", "policy=b", "--set", "admin=off", "--admin", "127.0.0.1:1")
     )
-    assert (settings.policy, settings.admin) == ("b", ":1")
+    assert (settings.policy, settings.admin) == ("b", "127.0.0.1:1")
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_aiohttps_slow_parser_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("error", "temporary", "words"),
     [
-        (OSError(errno.EADDRINUSE, "Address already in use"), True, "is in use by another program"),
+        (OSError(errno.EADDRINUSE, "Address already in use"), True, "is in use already"),
         (OSError(errno.EACCES, "Permission denied"), False, "needs privileges"),
         (OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"), False, "cannot listen on"),
         (OSError("[Errno 98] error while attempting to bind: address already in use"), True, "is in use"),

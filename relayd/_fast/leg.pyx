@@ -1012,9 +1012,10 @@ cdef class Leg(Source):
     cdef bytes id_lines(self):
         """Return the request id under the names that the worker did not use itself."""
         cdef bytes lines = b""
-        if self.response is None or self.response.request_id is None:
+        cdef bint untold = self.late or self.response is None      # the worker's head does not go out
+        if untold or self.response.request_id is None:
             lines = b"X-Request-Id: " + self.request_id + b"\r\n"
-        if self.terms.plain_id and (self.response is None or not self.response.has_plain_id):
+        if self.terms.plain_id and (untold or not self.response.has_plain_id):
             lines += b"Request-Id: %b\r\n" % self.request_id
         return lines
 

@@ -72,12 +72,13 @@ def read_settings(args: argparse.Namespace) -> Settings:
             settings = apply(settings, f"{name}={getattr(args, name)}")
     if settings.listen == "off":
         raise SettingError("listen: off would serve nobody; write HOST:PORT")
-    host, _ = split_address(settings.listen)
-    if not args.insecure and not is_loopback(host):
-        raise SettingError(
-            f"listen: {settings.listen} can be reached from other machines, and nobody is authenticated; "
-            "listen on 127.0.0.1, or say --insecure if that is what you want"
-        )
+    for name in ("listen", "admin"):
+        address = getattr(settings, name)
+        if not args.insecure and address != "off" and not is_loopback(split_address(address)[0]):
+            raise SettingError(
+                f"{name}: {address} can be reached from other machines, and nobody is authenticated; "
+                "choose an address on 127.0.0.1, or say --insecure if that is what you want"
+            )
     return settings
 
 

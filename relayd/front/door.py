@@ -71,12 +71,11 @@ class Door(RequestHandler):
         "driver",
         "exchange",
         "first_line",
-        "front",
         "head_bytes",
+        "house",
         "last_buffered",
         "payload",
         "pumping",
-        "served",
         "since_ns",
         "sink",
         "state",
@@ -88,7 +87,7 @@ class Door(RequestHandler):
     def __init__(self, house: House, **options: Any) -> None:
         super().__init__(house, **options)
         self.driver = house.driver
-        self.front = house
+        self.house = house
         self.exchange: Exchange | None = None
         self.payload: StreamReader | None = None
         self.sink: HttpSink | None = None
@@ -103,32 +102,30 @@ class Door(RequestHandler):
         self.unfinished = False  # the last bytes of heads brought no whole one
         self.advancing = False
         self.pumping = False
-        self.served = 0
         self.client = Client("")
 
     # -- the transport's callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a new connection, or refuse it when there are too many."""
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
         BaseProtocol.connection_made(self, transport)  # sets TCP_NODELAY
         tcp_keepalive(transport)  # type: ignore[arg-type]
         transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)  # type: ignore[attr-defined]
         peer = transport.get_extra_info("peername")
         self.client = Client(peer[0] if isinstance(peer, tuple) else "unix")
         self.since_ns = self.write_since_ns = now_ns()
-        self.front.doors.add(self)
+        self.house.doors.add(self)
         self.driver.books.connections(1)
-        limit = self.front.settings.front.max_connections
-        if limit and len(self.front.doors) > limit:
+        limit = self.house.settings.front.max_connections
+        if limit and len(self.house.doors) > limit:
             transport.abort()  # type: ignore[attr-defined]
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The client is gone, or was sent away."""
-        if self in self.front.doors:
+        if self in self.house.doors:
             self.driver.books.connections(-1)
-        self.front.doors.discard(self)
-        self.front.unread.discard(self)
+        self.house.doors.discard(self)
+        self.house.unread.discard(self)
         self._force_close = True
         self.transport = None
         self._client_gone()
@@ -139,7 +136,7 @@ class Door(RequestHandler):
         self.payload = None
         self.sink = None
         self._messages.clear()
-        self.front.door_closed()
+        self.house.door_closed()
 
     def eof_received(self) -> None:
         """A FIN: closing and half-closing look the same on the wire, and mean that the client has left."""
@@ -195,7 +192,7 @@ class Door(RequestHandler):
                 self._check_unfinished_head()
         elif data:
             self.alone = False
-            if self.head_bytes > self.front.settings.front.max_head and not self._buffer_paused:
+            if self.head_bytes > self.house.settings.front.max_head and not self._buffer_paused:
                 self._pause_reading_for_buffer()  # enough of what comes after the request being served
 
     def _receive_piecewise(self, data: bytes) -> None:
@@ -226,11 +223,11 @@ class Door(RequestHandler):
     def _pause_transport_reading(self) -> None:
         """Stop reading: a client that leaves now would not be noticed, so House looks after it."""
         super()._pause_transport_reading()
-        self.front.watch_unread(self)
+        self.house.watch_unread(self)
 
     def _resume_transport_reading(self) -> None:
         super()._resume_transport_reading()
-        self.front.unread.discard(self)
+        self.house.unread.discard(self)
 
     def has_left(self) -> bool:
         """True if the client has closed or reset the connection, as the kernel knows without a read."""
@@ -282,7 +279,7 @@ class Door(RequestHandler):
 
     def _check_unfinished_head(self) -> None:
         """Refuse a head that is too large, or whose first line llhttp reads as HTTP/0.9."""
-        limit = self.front.settings.front.max_head
+        limit = self.house.settings.front.max_head
         line, ended, _ = self.first_line.lstrip(b"\r\n").partition(b"\r\n")
         if self.head_bytes > limit:
             self._refuse_unread(fault("head_too_large", f"more than {limit} bytes (front.max_head)"))
@@ -307,10 +304,10 @@ class Door(RequestHandler):
         # What the body's framing is counted from: this read, if it brought nothing but this request.
         self.wire_bytes = max(0, self.head_bytes - head.size) if self.alone and not self._messages else 0
         self.head_bytes = 0
-        limit = self.front.settings.front.max_head
+        limit = self.house.settings.front.max_head
         if head.size > limit:
             return self._refuse_unread(fault("head_too_large", f"more than {limit} bytes (front.max_head)"))
-        keep_alive = not (message.should_close or head.fault or minor < 0 or self.front.draining)
+        keep_alive = not (message.should_close or head.fault or minor < 0 or self.house.draining)
         sink = self.sink = HttpSink(
             self.transport, 0 if minor == 0 else 1, message.method == "HEAD", keep_alive
         )
@@ -322,7 +319,7 @@ class Door(RequestHandler):
             declared = -1 if head.chunked else head.content_length
             self.payload = payload
         route = route_for(head.method, head.path, head.anthropic)
-        body = RequestBody(declared, self.front.settings.max_body if route.body == "json" else KEEP_FOR_RETRY)
+        body = RequestBody(declared, self.house.settings.max_body if route.body == "json" else KEEP_FOR_RETRY)
         exchange = self.exchange = Exchange(self, head, sink, body, self.client, route, now, now)
         if payload is not EMPTY_PAYLOAD:
             if head.fault == 0:
@@ -421,7 +418,6 @@ class Door(RequestHandler):
         if self.exchange is not exchange:
             return  # its client had left
         self.exchange = None
-        self.served += 1
         sink = self.sink
         self.sink = None
         body_pending, self.payload = self.payload is not None, None
@@ -478,7 +474,7 @@ class Door(RequestHandler):
         transport = self.transport
         if transport is None:
             return
-        limits = self.front.settings.front
+        limits = self.house.settings.front
         waited_s = (now - self.since_ns) / NS
         if self._takes_nothing(now):
             reset(transport)  # a FIN could look like the end of the answer
@@ -511,7 +507,7 @@ class Door(RequestHandler):
         if buffered == 0 or buffered != self.last_buffered:
             self.write_since_ns = now
         self.last_buffered = buffered
-        limit = self.front.settings.resilience.timeouts.write
+        limit = self.house.settings.resilience.timeouts.write
         return bool(buffered and limit and now - self.write_since_ns > limit * NS)
 
     def close_if_idle(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import zlib
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
@@ -19,6 +20,7 @@ from relayd.records import Exchange, Facts
 BYTES_PER_TOKEN = 4
 OUTPUT_UNKNOWN = 256  # tokens expected of a request that sets no bound
 LARGEST_BOUND = 1 << 31
+ONE_MODEL = b"/v1/models/"
 MULTIPART_WINDOW = 1 << 20  # bytes of a form in which its model is looked for
 _ASK_FOR_USAGE = b'{"stream_options":{"include_usage":true},'
 
@@ -64,6 +66,8 @@ def decode(exchange: Exchange, max_body: int) -> Fault | None:
     if kind != "json":
         exchange.strip_usage = False
     if kind == "none":
+        if exchange.head.path.startswith(ONE_MODEL):
+            exchange.model = unquote(exchange.head.path[len(ONE_MODEL) :].decode("ascii"))
         return None
     if kind == "multipart":
         found = _FORM_MODEL.search(exchange.body.whole())

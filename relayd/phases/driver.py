@@ -91,7 +91,7 @@ class Driver:
         self.books.began()
         refused = admit(exchange, self.settings)
         if refused is not None:
-            return self.refuse(exchange, refused)
+            return self.fail(exchange, refused)
         exchange.strip_usage = self.asks_for_usage
         if exchange.route.name == "models":
             return self._answer_models(exchange)
@@ -108,8 +108,7 @@ class Driver:
     def begin_refused(self, exchange: Exchange, refused: Fault) -> None:
         """Answer what could not be read as a request."""
         self.books.began()
-        admit(exchange, self.settings)
-        self.refuse(exchange, refused)
+        self.fail(exchange, refused)
 
     def body_arrived(self, exchange: Exchange) -> None:
         """More of the body is there, or all of it."""
@@ -121,15 +120,19 @@ class Driver:
     def _body_arrived(self, exchange: Exchange) -> None:
         if exchange.body.size > self.settings.max_body:
             return self.body_failed(exchange, too_large(self.settings))
-        held = exchange.body.size if not exchange.body.lost else exchange.body.keep
-        self.held_bytes += held - exchange.held_bytes
-        exchange.held_bytes = held
-        if self.held_bytes > self.settings.max_held:
+        if not self._hold(exchange):
             return self.body_failed(exchange, fault("overloaded", retry_after_s=1.0))
         if exchange.phase == "body" and has_seen_enough(exchange):
             exchange.ready_ns = now_ns()
             self._decode(exchange)
         return None
+
+    def _hold(self, exchange: Exchange) -> bool:
+        """Count what is held of the body; return False when it is too much for all of them together."""
+        held = exchange.body.keep if exchange.body.lost else exchange.body.size
+        self.held_bytes += held - exchange.held_bytes
+        exchange.held_bytes = held
+        return self.held_bytes <= self.settings.max_held
 
     def body_failed(self, exchange: Exchange, refused: Fault) -> None:
         """The body cannot be had: it is malformed, too large, or has stopped coming."""
@@ -151,7 +154,7 @@ class Driver:
             return
         if leg is not None:
             self._cancel(exchange)
-        self._finish(exchange, 499, "client_closed")
+        self._finish(exchange, 499, "client_closed", leg)
 
     # -- phases 4 to 6
 
@@ -161,16 +164,16 @@ class Driver:
 
     def _decode(self, exchange: Exchange) -> None:
         exchange.phase = "decide"
-        self.held_bytes += exchange.body.size - exchange.held_bytes
-        exchange.held_bytes = exchange.body.size
+        if not self._hold(exchange):
+            return self.body_failed(exchange, fault("overloaded", retry_after_s=1.0))
         refused = decode(exchange, self.settings.max_body)
         if refused is not None:
-            return self.refuse(exchange, refused)
+            return self.fail(exchange, refused)
         started = now_ns()
         worker = decide(exchange, self.fleet, self.policy, started)
         exchange.decision_ns = now_ns() - started
         if worker is None:
-            return self.refuse(exchange, fault("no_worker", retry_after_s=1.0))
+            return self.fail(exchange, fault("no_worker", retry_after_s=1.0))
         return self._forward(exchange, worker)
 
     def _forward(self, exchange: Exchange, worker: Worker) -> None:
@@ -360,10 +363,6 @@ class Driver:
         exchange.sink.abort()
         timed_out = why.status == 504
         self._finish(exchange, leg.status, "upstream_timeout" if timed_out else "stream_error", leg)
-
-    def refuse(self, exchange: Exchange, refused: Fault) -> None:
-        """Answer with a fault of the client's or our own, before any leg."""
-        self.fail(exchange, refused)
 
     def fail(self, exchange: Exchange, why: Fault, leg: Leg | None = None) -> None:
         """End the exchange with a fault, in whatever way the client can still be told."""

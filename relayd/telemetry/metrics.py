@@ -180,6 +180,10 @@ class _Exposition(Collector):
             "relayd_upstream_dials", "Connections made to a worker", ("worker",),
             {(worker.name,): worker.pool.dials for worker in workers},
         )  # fmt: skip
+        yield counter(
+            "relayd_upstream_reuses", "Requests sent on a kept connection", ("worker",),
+            {(worker.name,): worker.pool.reuses for worker in workers},
+        )  # fmt: skip
 
 
 def legs(workers: Sequence[Worker]) -> dict[tuple[str, str], int]:

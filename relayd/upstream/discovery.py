@@ -65,6 +65,7 @@ class Discovery:
             return
         try:
             self.fleet.learned(worker, [model.id for model in _decode(body).data])
+            self.said.pop(worker.name, None)
         except (msgspec.MsgspecError, RecursionError):
             self._say(worker, f"worker {worker.name} lists no models that can be read: it gets any model")
 
