@@ -6,7 +6,7 @@
 #
 #     begin() -> ... -> owner.leg_ended(leg)      exactly once, unless cancel() or drain() came first
 #
-# Two questions are the owner's (a driver, in Python), and both are asked at most once a leg:
+# Two questions are the owner's (a driver, in Python), the first at most once a leg:
 #     owner.try_elsewhere(leg) -> bool    the answer is a failure and nothing was committed: True means
 #                                         it is dropped, False that it is passed on as it is
 #     owner.judge_event(leg, event) -> int    is this held event content (an EventKind)?

@@ -301,10 +301,10 @@ cdef class Pool:
         self.dial_more()
 
     cdef int give_back(self, Connection connection) except -1:
-        cdef Leg leg
-        if connection.has_unread():
+        cdef Leg leg = self.next_waiting(False)
+        if leg is not None and connection.has_unread():
+            self.waiting.appendleft(leg)    # a connection is being made for it already
             return connection.close()
-        leg = self.next_waiting(False)
         if leg is not None:
             return leg.connected(connection)
         if len(self.idle) >= self.max_idle:

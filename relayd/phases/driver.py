@@ -156,7 +156,7 @@ class Driver:
             self._cancel(exchange)
         self._finish(exchange, 499, "client_closed", leg)
 
-    # -- phases 4 to 6
+    # -- decode, decide, forward
 
     def wants_whole_body(self, exchange: Exchange) -> bool:
         """True while the body is gathered here and not yet passed on."""
@@ -441,7 +441,7 @@ def outcome_of(leg: Leg) -> str:
 
 
 def is_neutral(leg: Leg, counts: bool) -> bool:
-    """True if the end of a leg says nothing about its worker's health (policies 4)."""
+    """True if the end of a leg says nothing about its worker's health."""
     if leg.status == 429:
         return True
     if leg.status == 503 and seconds_asked_for(leg.response) is not None:
