@@ -18,6 +18,8 @@ RUN := $(VENV)/bin/python
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
+# Where tools/promtool puts promtool when the system has none.
+export PATH := $(PATH):$(CURDIR)/build/tools
 
 .PHONY: demo test build debug check bench clean
 

@@ -17,6 +17,7 @@ COMPILE_ARGS = [
     "-fvisibility=hidden",
     "-Wall",
     "-Wno-unused-function",
+    "-Wno-unused-but-set-variable",  # Cython makes some
 ] + (["-O1", "-g", "-DRELAYD_DEBUG=1"] if DEBUG else ["-O3", "-g0", "-D_FORTIFY_SOURCE=3"])
 LINK_ARGS = ["-Wl,-z,relro,-z,now"]
 
