@@ -577,6 +577,10 @@ cdef class Connection:
                          "sent more than 16 interim answers")
                 self.close()
             return
+        if self.misplaced:
+            leg.fail(LEG_BAD_ANSWER, "sent a body with an interim answer")
+            self.close()
+            return
         self.read_head(leg, status)
 
     cdef int read_head(self, Leg leg, int status) except -1:

@@ -74,6 +74,7 @@ class Door(RequestHandler):
         "head_bytes",
         "house",
         "last_buffered",
+        "line_known",
         "payload",
         "pumping",
         "since_ns",
@@ -96,7 +97,8 @@ class Door(RequestHandler):
         self.write_since_ns = 0  # when the client last took something
         self.last_buffered = 0
         self.head_bytes = 0
-        self.first_line = b""
+        self.first_line = b""  # what has come of the head being read, as far as it is known
+        self.line_known = True
         self.wire_bytes = 0
         self.alone = False  # nothing but the head being read, and its body, has come since IDLE
         self.unfinished = False  # the last bytes of heads brought no whole one
@@ -173,20 +175,15 @@ class Door(RequestHandler):
             self._pump()
 
     def _receive_heads(self, data: bytes) -> None:
-        """Parse what is the head of a request, or several, while one may still be served."""
-        queued = len(self._messages)
+        """Parse what is the head of a request, or several, while one may still be served.
+
+        Where more follows a head that closes the connection, leaves HTTP or has no body, each head is fed by
+        Where more follows a head that closes the connection, leaves HTTP or has no body, each head is fed by
+        would cost the good request its answer.
+        """
         self.head_bytes += len(data)
-        if has_more_behind_its_head(data):
-            self._receive_piecewise(data)
-        else:
-            super().data_received(data)
-        if len(self._messages) > queued:
-            self.unfinished = False
-            self.first_line = b""
-        elif data:
-            self.unfinished = True
-            if len(self.first_line) < FIRST_LINE_AT_MOST:
-                self.first_line += data[:FIRST_LINE_AT_MOST]
+        for piece in after_blank_lines(data) if has_more_behind_its_head(data) else (data,):
+            self._receive_head(piece)
         if self.state == HEAD:
             if not self._messages:
                 self._check_unfinished_head()
@@ -195,16 +192,20 @@ class Door(RequestHandler):
             if self.head_bytes > self.house.settings.front.max_head and not self._buffer_paused:
                 self._pause_reading_for_buffer()  # enough of what comes after the request being served
 
-    def _receive_piecewise(self, data: bytes) -> None:
-        """Feed each head by itself.
-
-        Behind a head that asks for an upgrade aiohttp drops what follows, and behind one that closes the
-        connection llhttp calls it an error, which costs the good request its answer.
-        """
-        for piece in after_blank_lines(data):
-            super().data_received(piece)
-            if self._upgraded:
-                self._decline_upgrade()
+    def _receive_head(self, piece: bytes) -> None:
+        queued = len(self._messages)
+        super().data_received(piece)
+        if self._upgraded:
+            self._decline_upgrade()
+        if len(self._messages) > queued:
+            self.unfinished = False
+            self.first_line = b""
+            # Behind a body the next head may have begun, and only the parser knows.
+            self.line_known = piece.endswith(b"\r\n\r\n")
+        elif piece:
+            self.unfinished = True
+            if len(self.first_line) < FIRST_LINE_AT_MOST:
+                self.first_line += piece[:FIRST_LINE_AT_MOST]
 
     def _decline_upgrade(self) -> None:
         """Go on with HTTP after a request that asked for something else."""
@@ -283,7 +284,7 @@ class Door(RequestHandler):
         line, ended, _ = self.first_line.lstrip(b"\r\n").partition(b"\r\n")
         if self.head_bytes > limit:
             self._refuse_unread(fault("head_too_large", f"more than {limit} bytes (front.max_head)"))
-        elif ended and not line.endswith((b" HTTP/1.1", b" HTTP/1.0")):
+        elif self.line_known and ended and not line.endswith((b" HTTP/1.1", b" HTTP/1.0")):
             self._refuse_unread(fault("bad_request", "its first line names no HTTP version served here"))
 
     def _begin(self, message: RawRequestMessage, payload: Any) -> None:

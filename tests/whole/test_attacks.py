@@ -91,8 +91,9 @@ def test_an_interim_answer_with_a_body_is_no_answer(relay: Relay, interim: bytes
     data = interim + b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
     pieces = [data[start : start + piece] for start in range(0, len(data), piece)]
     relay.upstream.play([{**send(one), "gap": 0.001} for one in pieces])
+    said = len(relay.gateway.stderr)
     assert ask(relay.gateway, request("GET", "/any")).status == 502
-    assert "Traceback" not in relay.gateway.stderr
+    assert "Traceback" not in relay.gateway.stderr[said:]
 
 
 def test_a_head_of_three_hundred_lines_is_no_answer(relay: Relay) -> None:
@@ -185,23 +186,23 @@ def test_identity_is_no_encoding_where_a_stream_begins_with_an_error(pair: Relay
     assert fails.requests
 
 
-ODD_EVENTS = {
-    "the type is an object": '{"type": {"x": 1}}',
-    "the type is a list": '{"type": ["x"]}',
-    "the error's type is a list": '{"type": "error", "error": {"type": ["x"]}}',
-    "the error's code is a digit that is no number": '{"error": {"code": "\u00b2"}}',
-    "the error's code has five thousand digits": '{"error": {"code": "' + "9" * 5000 + '"}}',
-}
+ODD_TYPES = ['{"type": {"x": 1}}', '{"type": ["x"]}', '{"type": "error", "error": {"type": ["x"]}}']
+ODD_CODES = ['{"error": {"code": "\u00b2"}}', '{"error": {"code": "' + "9" * 5000 + '"}}']
+ODD_EVENTS = [
+    *((OPENAI, data) for data in ODD_TYPES[:2] + ODD_CODES),
+    *((ANTHROPIC, data) for data in ODD_TYPES),
+]
 
 
-@pytest.mark.parametrize("data", ODD_EVENTS.values(), ids=ODD_EVENTS.keys())
-@pytest.mark.parametrize("dialect", [OPENAI, ANTHROPIC], ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize(
+    ("dialect", "data"), ODD_EVENTS, ids=[f"{dialect.name} {data[:45]}" for dialect, data in ODD_EVENTS]
+)
 def test_events_of_odd_types_pass(relay: Relay, dialect: Dialect, data: str) -> None:
+    """There is only one worker, so that what it says passes even if it is taken for an error."""
     events = [f"data: {data}\n\n", *dialect.events("a")]
     relay.upstream.play(stream(*events))
     answer = relay.ask(dialect, stream=True)
     assert (answer.ending, answer.body.decode()) == (COMPLETE, "".join(events))
-    assert "Traceback" not in relay.gateway.stderr
 
 
 @pytest.mark.parametrize("done", ["data: [DONE]\n", "data: [DONE]", "data: [DONE]\r\n"])
@@ -375,7 +376,6 @@ class Unlisted(Upstream):
 
 def test_a_worker_that_lists_no_models_is_told_of_once() -> None:
     with Unlisted() as upstream, Gateway(upstream) as gateway:
-        for count in (1, 2, 3):
+        while len(upstream.probes) < 9:  # its own question at the start; for each of these up to two
             assert ask(gateway, request("GET", "/v1/models")).status == 404
-            eventually(lambda: len(upstream.probes) > 2 * count, what="asked at the start, for it, by it")  # noqa: B023
     assert gateway.stderr.count("does not list its models") == 1

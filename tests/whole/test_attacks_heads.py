@@ -173,16 +173,6 @@ def test_what_is_pipelined_behind_an_upgrade_is_served(relay: Relay) -> None:
         assert [client.read().json()["to"] for _ in range(3)] == ["/a", "/b", "/c"]
 
 
-def test_an_upgrade_with_a_body_loses_nothing(relay: Relay) -> None:
-    relay.upstream.play_by(_tell)
-    with relay.connect(wait_s=5) as client:
-        client.send(request("POST", "/a", *UPGRADE, body=b"12345") + request("GET", "/b"))
-        assert [client.read().json() for _ in range(2)] == [
-            {"to": "/a", "size": 5},
-            {"to": "/b", "size": 0},
-        ]
-
-
 def test_HTTP_1_0_knows_no_100(relay: Relay) -> None:
     relay.upstream.play_by(_tell)
     with relay.connect() as client:
