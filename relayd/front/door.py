@@ -177,8 +177,8 @@ class Door(RequestHandler):
     def _receive_heads(self, data: bytes) -> None:
         """Parse what is the head of a request, or several, while one may still be served.
 
-        Where more follows a head that closes the connection, leaves HTTP or has no body, each head is fed by
-        Where more follows a head that closes the connection, leaves HTTP or has no body, each head is fed by
+        Where more follows a head that closes the connection, leaves HTTP or has no body, each head is fed
+        alone: behind an upgrade aiohttp drops what follows, and behind a close llhttp calls it an error, which
         would cost the good request its answer.
         """
         self.head_bytes += len(data)

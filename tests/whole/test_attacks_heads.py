@@ -56,9 +56,9 @@ def test_a_form_that_comes_in_small_pieces_is_not_searched_for_each(relay: Relay
     with relay.connect() as client:
         client.send(request("POST", FORM_PATH, FORM, ("Content-Length", "1001000"), body=b"x" * 1_000_000))
         before = _cpu_s(relay.gateway.pid)
-        client.send(*[b"y"] * 1000, gap_s=0.0005)  # or they would arrive together
+        client.send(*[b"y"] * 1000, gap_s=0.001)  # or they would arrive together
         assert client.read().json() == {"to": FORM_PATH, "size": 1_001_000}
-    assert _cpu_s(relay.gateway.pid) - before < 1
+    assert _cpu_s(relay.gateway.pid) - before < 0.5
 
 
 # Pipelined heads
@@ -90,7 +90,7 @@ def test_pipelined_heads_do_not_fill_the_memory(relay: Relay) -> None:
     taken = _send_until_held_back(client, huge, 128 * MIB)
     grown = procs.resident_kib(relay.gateway.pid) - before
     print(f"{grown} KiB more, {taken // MIB} MiB taken")
-    assert taken < 64 * MIB
+    assert taken < 16 * MIB
     assert grown < 8 * 1024
     client.reset()
 
