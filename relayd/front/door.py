@@ -178,8 +178,8 @@ class Door(RequestHandler):
         """Parse what is the head of a request, or several, while one may still be served.
 
         Where more follows a head that closes the connection, leaves HTTP or has no body, each head is fed
-        alone: behind an upgrade aiohttp drops what follows, and behind a close llhttp calls it an error, which
-        would cost the good request its answer.
+        alone: behind an upgrade aiohttp drops what follows, and behind a close llhttp calls it an error, and
+        the good request would lose its answer.
         """
         self.head_bytes += len(data)
         for piece in after_blank_lines(data) if has_more_behind_its_head(data) else (data,):

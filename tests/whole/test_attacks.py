@@ -15,7 +15,7 @@ import pytest
 from relayd._fast.leg import Pool, RequestBody, now_ns
 from relayd.upstream.dial import Dialer, Endpoint
 from tests.fast.stage import Stage, chunks
-from tests.front.test_door import Place
+from tests.front.test_door import Place, within_a_loop
 from tests.support import procs
 from tests.support.dialects import ANTHROPIC, DONE, OPENAI, Dialect
 from tests.support.gateway import Gateway
@@ -264,6 +264,7 @@ def test_a_client_that_reads_slowly_is_not_cut(start: Callable[..., Relay]) -> N
         client.reset()
 
 
+@within_a_loop
 def test_a_connection_that_has_just_begun_is_not_late() -> None:
     """Its first look finds a little waiting, and nothing known of when the client last took something."""
     place = Place("resilience.timeouts.write=1s")

@@ -106,37 +106,41 @@ def _send_until_held_back(client: Client, data: bytes, at_most: int) -> int:
     return taken
 
 
-def _send_behind(relay: Relay, client: Client, beginning: bytes, at_once: bool) -> None:
-    """Send a request and the beginning of another, at once or while the first is served; read its answer."""
+def _send_behind(relay: Relay, client: Client, beginning: bytes, way: str) -> None:
+    """Send a request and the beginning of another in one of `WAYS`; read the first's answer."""
     gate = Gate()
     relay.upstream.play([{"gate": gate}, *reply({"to": "/first"})], reply({"to": "/second"}))
-    if at_once:
+    if way == "in the same read":
         client.send(request("GET", "/first") + beginning)
-    else:
+    elif way == "in a later read":
         client.send(request("GET", "/first"))
         eventually(lambda: relay.upstream.requests)
         client.send(beginning)
         time.sleep(0.1)  # time to read it
+    else:
+        client.send(request("POST", "/first", ("Content-Length", "5")))
+        eventually(lambda: relay.gateway.in_flight() == 1)
+        client.send(b"12345" + beginning)
     gate.open()
     assert client.read().json() == {"to": "/first"}
 
 
-WAYS = pytest.mark.parametrize("at_once", [True, False], ids=["in the same read", "in a later read"])
+WAYS = pytest.mark.parametrize("way", ["in the same read", "in a later read", "behind a body"])
 
 
 @WAYS
-def test_a_pipelined_head_that_does_not_end_is_timed(start: Callable[..., Relay], at_once: bool) -> None:
+def test_a_pipelined_head_that_does_not_end_is_timed(start: Callable[..., Relay], way: str) -> None:
     relay = start(1, {"front.head_timeout": "500ms", "front.keepalive": "60s"})
     with relay.connect(wait_s=3) as client:
-        _send_behind(relay, client, b"GET /second HTTP/1.1\r\nX: ", at_once)
+        _send_behind(relay, client, b"GET /second HTTP/1.1\r\nX: ", way)
         assert client.read().status == 408
         assert client.wait_closed() == CLOSED
 
 
 @WAYS
-def test_a_first_line_that_began_behind_the_last_request_is_whole(relay: Relay, at_once: bool) -> None:
+def test_a_first_line_that_began_behind_the_last_request_is_whole(relay: Relay, way: str) -> None:
     with relay.connect() as client:
-        _send_behind(relay, client, b"GET /second HT", at_once)
+        _send_behind(relay, client, b"GET /second HT", way)
         client.send(b"TP/1.1\r\nHost: x\r\n", b"\r\n", gap_s=0.05)
         assert client.read().json() == {"to": "/second"}
 
