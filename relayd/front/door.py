@@ -319,6 +319,7 @@ class Door(RequestHandler):
         else:
             declared = -1 if head.chunked else head.content_length
             self.payload = payload
+            self.line_known = False  # the next head may begin in the read that ends this body
         route = route_for(head.method, head.path, head.anthropic)
         body = RequestBody(declared, self.house.settings.max_body if route.body == "json" else KEEP_FOR_RETRY)
         exchange = self.exchange = Exchange(self, head, sink, body, self.client, route, now, now)
@@ -345,8 +346,7 @@ class Door(RequestHandler):
             finally:
                 self.pumping = False
         if payload.at_eof():
-            self.payload = None
-            body.finish()
+            self._body_has_come(payload, body)
 
     # -- bodies
 
@@ -388,14 +388,19 @@ class Door(RequestHandler):
         if moved:
             body.feed(payload.read_nowait(-1))
         if payload.at_eof():
-            self.payload = None
-            body.on_room = None
-            body.finish()
+            self._body_has_come(payload, body)
         elif not moved:
             return False
         if self.exchange is exchange:
             self.driver.body_arrived(exchange)
         return self.payload is not None
+
+    def _body_has_come(self, payload: StreamReader, body: RequestBody) -> None:
+        self.payload = None
+        body.on_room = None
+        # Bytes behind a body of known length, that are no whole head yet, are the beginning of one.
+        self.unfinished = body.declared >= 0 and not self._messages and self.wire_bytes > payload.total_bytes
+        body.finish()
 
     def _has_parse_error(self) -> bool:
         """True if the parser gave up: in the middle of a body it does not tell the body."""

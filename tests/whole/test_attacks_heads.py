@@ -133,7 +133,8 @@ def test_a_pipelined_head_that_does_not_end_is_timed(start: Callable[..., Relay]
     relay = start(1, {"front.head_timeout": "500ms", "front.keepalive": "60s"})
     with relay.connect(wait_s=3) as client:
         _send_behind(relay, client, b"GET /second HTTP/1.1\r\nX: ", way)
-        assert client.read().status == 408
+        # Behind a body only the parser knows how the head begins, so there it closes without a word.
+        assert client.read().status == (0 if way == "behind a body" else 408)
         assert client.wait_closed() == CLOSED
 
 
