@@ -20,6 +20,7 @@ from aiohttp import http_parser, web
 
 from relayd._fast.head import set_via
 from relayd._fast.leg import Pool, Sweeper, now_ns
+from relayd._fast.turn import Turn
 from relayd.admin.app import make_app
 from relayd.config import SettingError, Settings, split_address
 from relayd.front.door import House
@@ -83,6 +84,7 @@ class Gateway:
         """
         loop = asyncio.get_running_loop()
         set_via(self.pseudonym)
+        self.turn = Turn(loop)
         self.sweeper = Sweeper(loop)
         self._make_workers()
         self.fleet = Fleet(self.workers)
@@ -91,7 +93,7 @@ class Gateway:
         self.books = Books(self.metrics, self.fleet, self.access_log, self.pseudonym)
         self.discovery = Discovery(self.fleet, self.tls, log.warning)
         self.driver = Driver(self.settings, self.fleet, self.policy, self.sweeper, self.books, self.discovery)
-        self.house = House(self.driver, self.settings)
+        self.house = House(self.driver, self.settings, self.turn)
         await self._listen(loop)
         await self._listen_admin()
         self.house.start_sweeping()
@@ -102,7 +104,7 @@ class Gateway:
         for name, url, endpoint in self.endpoints:
             dialer = Dialer(endpoint, self.tls if endpoint.tls else None, connect_s)
             self.dialers.append(dialer)
-            pool = Pool(name, endpoint.host_header, dialer.dial)
+            pool = Pool(name, endpoint.host_header, dialer.dial, self.turn)
             self.sweeper.watch(pool)
             self.workers.append(Worker(name, url, pool))
 

@@ -18,6 +18,7 @@ from libc.stdint cimport int64_t, uint64_t
 from relayd._fast.head cimport ResponseHead
 from relayd._fast.sink cimport Sink, Source
 from relayd._fast.sse cimport EventScan, UsageScan
+from relayd._fast.turn cimport Outlet, Turn
 
 cpdef enum LegState:
     LEG_NEW = 0
@@ -86,6 +87,7 @@ cdef class Pool:
     cdef readonly str name              # the worker's
     cdef readonly bytes host            # its Host value
     cdef readonly object dial           # dial(pool): starts a connection, see upstream/dial.py
+    cdef readonly Turn turn
     cdef list idle                      # Connections, the youngest last
     cdef set draining                   # ... and those that read an unwanted answer to its end
     cdef object waiting                 # deque of Legs that want a connection
@@ -115,7 +117,9 @@ cdef class Connection:
     cdef Pool pool
     cdef Leg leg                        # who uses it, or None
     cdef object transport
+    cdef Outlet outlet
     cdef object parser                  # httptools.HttpResponseParser
+    cdef bytes arrived                  # read, and put off to the end of the turn
     cdef readonly uint64_t served       # answers completed on it
     cdef readonly int64_t idle_since
     cdef bint in_message                # the parser is between a head and the end of its message
@@ -140,12 +144,14 @@ cdef class Connection:
     cdef Py_ssize_t body_bytes          # in the piece being fed
     cdef Py_ssize_t drained
     cdef list headers
-    cdef list parts                     # of the body, in the piece being fed
+    cdef bytes content                  # of the body, in the piece being fed
 
     cdef int expect_answer(self) except -1
     cdef bint has_unread(self)
     cdef bint is_stuck_in_head(self, int64_t now) noexcept
-    cdef int send(self, Leg leg) except -1
+    cdef int lend(self, Leg leg) except -1
+    cdef int send(self, bytes data) except -1
+    cdef int receive(self, bytes data) except -1
     cdef int take_answer(self, object data) except -1
     cdef int count_framing(self, Py_ssize_t size) except -1
     cdef int after_feed(self) except -1

@@ -1,9 +1,10 @@
 # cython: language_level=3
 """One attempt at getting an answer from one worker, and the connections it is made on.
 
-The path of a byte: uvloop reads into one shared buffer, llhttp (httptools) finds the body in it, the
-scans note what they must, and the sink writes it to the client, all inside one callback.  Nothing is
-queued between the two sockets: when the client's buffer is full the worker's socket is not read.
+The path of a byte: uvloop reads it, llhttp (httptools) finds the body, the scans note what they must, and
+the sink writes it to the client, all inside one callback.  Only the beginning of an answer is put off to
+the end of the loop's turn (see turn.pxd).  Nothing is queued between the two sockets: when the client's
+buffer is full the worker's socket is not read.
 
 What httptools 0.9 does not do, and what stands in for it here:
 
@@ -37,6 +38,8 @@ from relayd._fast.sse cimport (
     usage_reset,
 )
 
+from relayd._fast.turn cimport AT_ONCE, STEP_ANSWERS, STEP_ENDS, Outlet, Turn
+
 import zlib
 from collections import deque
 
@@ -65,7 +68,6 @@ cdef enum:
     NOT_PLAIN = -2                  # ... and of a TLS connection
 
 cdef enum:
-    READ_SIZE = 65536               # one read of a worker's socket
     WRITE_HIGH = 65536              # bytes waiting for a worker before its request body pauses
     WRITE_LOW = 16384
     ROOM = 65536                    # unsent bytes of a body after which no more is asked for
@@ -73,10 +75,6 @@ cdef enum:
     DRAIN_AT_MOST = 65536           # of an unwanted answer, to save its connection
     DECODED_AT_MOST = 16777216      # of a compressed answer's copy
     DECODED_PIECE = 65536
-
-# Every worker connection of a loop reads into this: a read is handled before the next one starts.
-cdef bytearray read_buffer = bytearray(READ_SIZE)
-cdef object read_view = memoryview(read_buffer)
 
 cdef object ParserError = httptools.HttpParserError
 cdef object ResponseParser = httptools.HttpResponseParser
@@ -217,13 +215,14 @@ cdef class Pool:
 
     `dial(pool)` starts a connection and ends in `dialed()` or `dial_failed()`.  At most `max_dials` are
     made at once: a burst of requests must not overflow a worker's listen queue, and many of the legs
-    that wait will be served by connections that come free meanwhile.
+    that wait will be served by connections that come free meanwhile.  Without a `turn` nothing is put off.
     """
 
-    def __init__(self, str name, bytes host, object dial):
+    def __init__(self, str name, bytes host, object dial, Turn turn=None):
         self.name = name
         self.host = host
         self.dial = dial
+        self.turn = Turn() if turn is None else turn
         self.idle = []
         self.draining = set()
         self.waiting = deque()
@@ -351,35 +350,56 @@ cdef class Connection:
 
     def connection_made(self, transport):
         self.transport = transport
+        self.outlet = Outlet(transport, self.pool.turn)
         transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)
         self.pool.open += 1
         self.expect_answer()
 
-    def get_buffer(self, Py_ssize_t size_hint):
-        return read_view
+    def data_received(self, bytes data):
+        """Handle what came: at once if it belongs to an answer under way, else at the end of the turn."""
+        cdef Leg leg = self.leg
+        if leg is not None:
+            leg.moved_ns = monotonic_ns()
+        if self.arrived is not None:
+            self.arrived += data
+        elif leg is None or leg.state == LEG_RELAYING or PyBytes_GET_SIZE(data) >= AT_ONCE:
+            self.receive(data)
+            return
+        else:
+            self.arrived = data
+            self.pool.turn.put_off(STEP_ANSWERS, receive_arrived, self)
+        if self.arrived is not None and PyBytes_GET_SIZE(self.arrived) >= AT_ONCE:
+            self.pool.turn.settle()
 
-    def buffer_updated(self, Py_ssize_t size):
-        cdef Py_ssize_t start = 0, stop
-        if self.leg is not None:
-            self.leg.moved_ns = monotonic_ns()
+    cdef int receive(self, bytes data) except -1:
+        """Take what came in pieces that the parser can be stopped between."""
+        cdef Py_ssize_t start = 0, stop, size = PyBytes_GET_SIZE(data)
         while start < size and not self.closed:
             stop = min(start + FEED_AT_MOST, size)
             self.unfed = size - stop
-            self.take_answer(read_view[start:stop])
+            self.take_answer(data if size <= FEED_AT_MOST else memoryview(data)[start:stop])
             start = stop
         if self.leg is not None and self.leg.sent_ns == 0:
             self.leg.body_ready()       # it had waited for this to be read
+        return 0
+
+    def drop(self):
+        """Something failed in relayd itself: what comes now cannot be made sense of."""
+        self.close()
 
     def eof_received(self):
         return False                    # the transport closes itself, and connection_lost follows
 
     def connection_lost(self, error):
-        cdef Leg leg = self.leg
+        cdef Leg leg
+        self.pool.turn.settle()         # what came before the end counts
+        leg = self.leg
         self.pool.open -= 1
         self.closed = True
         self.leg = None
         self.parser = None
         self.transport = None
+        self.outlet.lost()
         self.pool.draining.discard(self)
         if self in self.pool.idle:
             self.pool.idle.remove(self)
@@ -412,7 +432,7 @@ cdef class Connection:
         self.head_since_ns = 0
         self.head_bytes = self.body_bytes = self.drained = 0
         self.headers = []
-        self.parts = []
+        self.content = None
         return 0
 
     cdef bint has_unread(self):
@@ -434,9 +454,15 @@ cdef class Connection:
         """True if a head has begun and has not been completed in time."""
         return self.head_since_ns != 0 and now - self.head_since_ns > HEAD_SECONDS * <int64_t> 1000000000
 
-    cdef int send(self, Leg leg) except -1:
-        RELAYD_CHECK(self.leg is None and not self.closed)
+    cdef int lend(self, Leg leg) except -1:
+        RELAYD_CHECK(self.leg is None and not self.closed and self.arrived is None)
         self.leg = leg
+        return 0
+
+    cdef int send(self, bytes data) except -1:
+        """Write now, so that `write_paused` is right afterwards."""
+        self.outlet.flush()
+        self.transport.write(data)
         return 0
 
     cdef int take_answer(self, object data) except -1:
@@ -493,9 +519,9 @@ cdef class Connection:
     cdef int pass_on(self) except -1:
         """Give the leg what was parsed of the body."""
         cdef bytes data
-        if self.parts and self.leg is not None and not self.draining:
-            data = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
-            self.parts = []
+        if self.content is not None and self.leg is not None and not self.draining:
+            data = self.content
+            self.content = None
             self.leg.read_body(data)
         return 0
 
@@ -509,9 +535,9 @@ cdef class Connection:
 
     cdef int drain(self) except -1:
         """Throw the rest of an unwanted answer away, and keep the connection if that is cheap."""
-        for part in self.parts:
-            self.drained += len(part)
-        self.parts = []
+        if self.content is not None:
+            self.drained += PyBytes_GET_SIZE(self.content)
+            self.content = None
         if self.complete:
             self.draining = False
             self.pool.draining.discard(self)
@@ -618,7 +644,7 @@ cdef class Connection:
             self.misplaced = True       # an interim answer has no body
             return
         self.body_bytes += PyBytes_GET_SIZE(data)
-        self.parts.append(data)
+        self.content = data if self.content is None else self.content + data
 
     def on_message_complete(self):
         self.in_message = False
@@ -628,6 +654,14 @@ cdef class Connection:
             self.head_since_ns = 0      # the real head may take as long as it needs to begin
         elif self.head_done:
             self.complete = True
+
+
+def receive_arrived(Connection connection):
+    """Handle what was put off."""
+    cdef bytes data = connection.arrived
+    connection.arrived = None
+    if data is not None and not connection.closed:
+        connection.receive(data)
 
 
 cdef str looks_like_tls(object data, bint head_done):
@@ -755,19 +789,19 @@ cdef class Leg(Source):
         self.reused = connection.served > 0
         self.state = LEG_WAITING
         self.moved_ns = monotonic_ns()
-        connection.send(self)
+        connection.lend(self)
         if self.paused:
             connection.read_no_more()
         if self.body.complete and len(self.body.parts) == 1 and not self.is_chunked():
             return self.send_at_once(connection)
-        connection.transport.write(self.head)
+        connection.send(self.head)
         self.body.reader = self
         return self.body_ready()
 
     cdef int send_at_once(self, Connection connection) except -1:
         """The common case: a small body that is here, in one write with the head."""
         cdef bytes data = self.body.parts[0]
-        connection.transport.write(self.head + data)
+        connection.outlet.write(self.head + data)
         self.body.reader = self
         self.body.note_sent(PyBytes_GET_SIZE(data))
         self.sent_ns = self.moved_ns
@@ -791,15 +825,17 @@ cdef class Leg(Source):
     cdef int send_parts(self, Connection connection, RequestBody body, bint chunked) except -1:
         cdef bytes part
         while body.sent < len(body.parts):
-            if connection.write_paused or connection.closed or connection.has_unread():
+            if connection.write_paused or connection.closed:
                 return 0
+            if connection.arrived is not None or connection.has_unread():
+                return 0                # an early answer comes first
             part = body.parts[body.sent]
-            connection.transport.write(chunk(part) if chunked else part)
+            connection.send(chunk(part) if chunked else part)
             self.moved_ns = monotonic_ns()
             body.note_sent(PyBytes_GET_SIZE(part))
         if body.complete:
             if chunked:
-                connection.transport.write(b"0\r\n\r\n")
+                connection.send(b"0\r\n\r\n")
             self.sent_ns = self.moved_ns = monotonic_ns()
         return 0
 
@@ -1069,7 +1105,7 @@ cdef class Leg(Source):
         self.reason = reason
         self.sink.flush()
         self.leave()
-        self.owner.leg_ended(self)
+        self.pool.turn.in_step(STEP_ENDS, self.owner.leg_ended, self)
         return 0
 
     cdef int leave(self) except -1:

@@ -10,6 +10,8 @@
 # A Source is what fills a sink.  When the client cannot keep up the door pauses the sink and the sink
 # pauses its source.
 
+from relayd._fast.turn cimport Outlet
+
 cpdef enum SinkState:
     SINK_NEW = 0
     SINK_STARTED = 1
@@ -61,7 +63,7 @@ cdef class Sink:
 
 
 cdef class HttpSink(Sink):
-    cdef object transport
+    cdef Outlet outlet
     cdef readonly int version_minor     # of the client's HTTP/1.x
     cdef readonly bint head_request     # HEAD: the head alone is the answer
     cdef readonly bint keep_alive       # may the connection serve another request afterwards

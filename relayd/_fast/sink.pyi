@@ -1,6 +1,8 @@
 from asyncio import Transport
 from enum import IntEnum
 
+from relayd._fast.turn import Outlet
+
 class SinkState(IntEnum):
     SINK_NEW = 0
     SINK_STARTED = 1
@@ -24,12 +26,10 @@ class Sink:
     def resume(self) -> int: ...
 
 class HttpSink(Sink):
-    def __init__(
-        self, transport: Transport, version_minor: int, head_request: bool, keep_alive: bool
-    ) -> None: ...
+    def __init__(self, outlet: Outlet, version_minor: int, head_request: bool, keep_alive: bool) -> None: ...
     version_minor: int
     head_request: bool
     keep_alive: bool
     def close_after(self) -> None: ...
 
-def reset(transport: Transport) -> None: ...
+def reset(transport: Transport | None) -> None: ...

@@ -12,6 +12,8 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.string cimport memcpy
 
+from relayd._fast.turn cimport Outlet
+
 import socket
 import struct
 from http import HTTPStatus
@@ -126,14 +128,14 @@ cdef bytes chunk(bytes data):
 
 @cython.final
 cdef class HttpSink(Sink):
-    """An HTTP/1.x answer on a transport.
+    """An HTTP/1.x answer, written to `outlet`.
 
     `version_minor` is the client's, 0 or 1; `keep_alive` says whether the client and the door would
     go on with the connection, and becomes False when the answer's framing does not allow it.
     """
 
-    def __init__(self, object transport, int version_minor, bint head_request, bint keep_alive):
-        self.transport = transport
+    def __init__(self, Outlet outlet, int version_minor, bint head_request, bint keep_alive):
+        self.outlet = outlet
         self.version_minor = version_minor
         self.head_request = head_request
         self.keep_alive = keep_alive
@@ -178,7 +180,7 @@ cdef class HttpSink(Sink):
         if self.unsent_head is not None:
             data = self.unsent_head + data
             self.unsent_head = None
-        self.transport.write(data)
+        self.outlet.write(data)
         return 0
 
     cpdef int write(self, bytes data) except -1:
@@ -189,8 +191,8 @@ cdef class HttpSink(Sink):
         if self.framing == BY_CHUNKS:
             if size > JOINED_UP_TO:
                 self._send(b"%x\r\n" % size)
-                self.transport.write(data)
-                self.transport.write(b"\r\n")
+                self.outlet.write(data)
+                self.outlet.write(b"\r\n")
                 return 0
             data = chunk(data)
         elif self.framing == BY_LENGTH:
@@ -222,10 +224,10 @@ cdef class HttpSink(Sink):
             return 0
         self.keep_alive = False
         if self.state == SINK_STARTED and self.framing == BY_CLOSE:
-            reset(self.transport)
+            reset(self.outlet.transport)
         else:
             self.flush()
-            self.transport.close()
+            self.outlet.close()
         self.state = SINK_ABORTED
         return 0
 
@@ -235,6 +237,8 @@ cdef class HttpSink(Sink):
 
 def reset(transport):
     """Close `transport` with a TCP reset, dropping what has not been sent."""
+    if transport is None:
+        return                          # it is gone already
     connection = transport.get_extra_info("socket")
     if connection is not None:
         try:

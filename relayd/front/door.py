@@ -36,6 +36,7 @@ from aiohttp.web_protocol import RequestHandler, _ErrInfo
 from relayd._fast.head import RequestHead, has_more_behind_its_head
 from relayd._fast.leg import RequestBody, now_ns
 from relayd._fast.sink import HttpSink, SinkState, reset
+from relayd._fast.turn import Outlet, Step, Turn
 from relayd.config import Settings
 from relayd.faults import Fault, fault
 from relayd.phases.driver import Driver
@@ -44,9 +45,11 @@ from relayd.records import Client, Exchange
 
 IDLE, HEAD, EXCHANGE, CLOSING = range(4)
 SINK_NEW, SINK_ABORTED = int(SinkState.SINK_NEW), int(SinkState.SINK_ABORTED)
+REQUESTS, HEADS, PHASES = int(Step.STEP_REQUESTS), int(Step.STEP_HEADS), int(Step.STEP_PHASES)
 
 WRITE_HIGH = 64 << 10  # bytes waiting for a client before its worker is paused
 WRITE_LOW = 16 << 10
+AT_ONCE = 16 << 10  # bytes; a larger piece is handled where it arrives
 READ_BUFFER = 64 << 10  # of a body that nobody takes; aiohttp pauses at twice this
 KEEP_FOR_RETRY = 1 << 20  # bytes of a streamed body that another leg could send again
 # States of a TCP connection in which the other side has said that it will send no more, or is gone:
@@ -67,6 +70,7 @@ class Door(RequestHandler):
     __slots__ = (
         "advancing",
         "alone",
+        "arrived",
         "client",
         "driver",
         "exchange",
@@ -75,11 +79,13 @@ class Door(RequestHandler):
         "house",
         "last_buffered",
         "line_known",
+        "outlet",
         "payload",
         "pumping",
         "since_ns",
         "sink",
         "state",
+        "turn",
         "unfinished",
         "wire_bytes",
         "write_since_ns",
@@ -89,6 +95,9 @@ class Door(RequestHandler):
         super().__init__(house, **options)
         self.driver = house.driver
         self.house = house
+        self.turn = house.turn
+        self.outlet: Outlet | None = None
+        self.arrived = b""  # read, and put off to the end of the turn
         self.exchange: Exchange | None = None
         self.payload: StreamReader | None = None
         self.sink: HttpSink | None = None
@@ -112,6 +121,7 @@ class Door(RequestHandler):
         """Take a new connection, or refuse it when there are too many."""
         BaseProtocol.connection_made(self, transport)  # sets TCP_NODELAY
         tcp_keepalive(transport)  # type: ignore[arg-type]
+        self.outlet = Outlet(transport, self.turn)  # type: ignore[arg-type]
         transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)  # type: ignore[attr-defined]
         peer = transport.get_extra_info("peername")
         self.client = Client(peer[0] if isinstance(peer, tuple) else "unix")
@@ -124,6 +134,9 @@ class Door(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The client is gone, or was sent away."""
+        self.turn.settle()  # what came before the end counts
+        if self.outlet is not None:
+            self.outlet.lost()
         if self in self.house.doors:
             self.driver.books.connections(-1)
         self.house.doors.discard(self)
@@ -142,6 +155,7 @@ class Door(RequestHandler):
 
     def eof_received(self) -> None:
         """A FIN: closing and half-closing look the same on the wire, and mean that the client has left."""
+        self.turn.settle()
         sink = self.sink
         self._client_gone()
         if sink is not None:
@@ -153,9 +167,33 @@ class Door(RequestHandler):
             self.driver.client_gone(exchange)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, and go on with it."""
+        """Take what came; a large piece is handled at once, others at the end of the turn."""
         if self._force_close or self._close:
             return  # CLOSING: read and thrown away
+        if self.arrived:
+            self.arrived += data
+        elif 0 < len(data) < AT_ONCE:
+            self.arrived = data
+            self.turn.put_off(REQUESTS, Door._receive_arrived, self)
+        else:
+            self._receive(data)
+        if len(self.arrived) >= AT_ONCE:
+            self.turn.settle()
+
+    def _receive_arrived(self) -> None:
+        data, self.arrived = self.arrived, b""
+        if data and self.transport is not None:
+            self._receive(data)
+
+    def drop(self) -> None:
+        """Cut the connection: relayd itself failed on it."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _receive(self, data: bytes) -> None:
+        """Parse what came, and go on with it; nothing is what aiohttp gives when it wants to go on."""
+        if self._force_close or self._close:
+            return
         if self.state == IDLE and data:
             self.state = HEAD
             self.since_ns = now_ns()
@@ -170,7 +208,7 @@ class Door(RequestHandler):
         if self._upgraded:
             self._decline_upgrade()
         if self._messages and self.exchange is None:
-            self._advance()
+            self.turn.in_step(HEADS, Door._advance, self)
         if self.payload is not None and not self.pumping:
             self._pump()
 
@@ -289,7 +327,7 @@ class Door(RequestHandler):
 
     def _begin(self, message: RawRequestMessage, payload: Any) -> None:
         """Make an exchange of a head, and hand it to the driver."""
-        assert self.transport is not None
+        assert self.outlet is not None
         version, now = message.version, now_ns()
         if version is HttpVersion11:
             minor = 1
@@ -309,9 +347,7 @@ class Door(RequestHandler):
         if head.size > limit:
             return self._refuse_unread(fault("head_too_large", f"more than {limit} bytes (front.max_head)"))
         keep_alive = not (message.should_close or head.fault or minor < 0 or self.house.draining)
-        sink = self.sink = HttpSink(
-            self.transport, 0 if minor == 0 else 1, message.method == "HEAD", keep_alive
-        )
+        sink = self.sink = HttpSink(self.outlet, 0 if minor == 0 else 1, message.method == "HEAD", keep_alive)
         if self._paused:
             sink.pause()
         if payload is EMPTY_PAYLOAD:
@@ -328,8 +364,15 @@ class Door(RequestHandler):
                 self._take_arrived(body)
             if self.payload is not None:
                 body.on_room = self._pump
-        self.driver.begin(exchange)
+        self.turn.in_step(PHASES, Door._go_on, self)
         return None
+
+    def _go_on(self) -> None:
+        """Hand a new exchange to the driver, and what more has come of its body."""
+        if self.exchange is not None:
+            self.driver.begin(self.exchange)
+        if self.payload is not None and not self.pumping:
+            self._pump()
 
     def _take_arrived(self, body: RequestBody) -> None:
         """Give the body what came together with the head: the whole of it, for most requests."""
@@ -353,11 +396,11 @@ class Door(RequestHandler):
     def want_body(self) -> None:
         """Answer Expect, now that the request will be served."""
         exchange = self.exchange
-        if exchange is None or self.transport is None or self.payload is None:
+        if exchange is None or self.outlet is None or self.payload is None:
             return
         asks = exchange.head.expect_continue and self.sink is not None and self.sink.version_minor == 1
         if asks and exchange.sink.state == SINK_NEW:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.outlet.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _pump(self) -> None:
         """Move what has arrived of the body to where it is wanted."""
@@ -445,16 +488,18 @@ class Door(RequestHandler):
     def _finish_closing(self) -> None:
         """Send FIN behind the answer and read on for a moment, so that the client can take it."""
         assert self.transport is not None
+        assert self.outlet is not None
         self._close = True
         self.state = CLOSING
         self.since_ns = now_ns()
         self.write_since_ns = self.since_ns
         self._messages.clear()
         if self.transport.can_write_eof() and not self.transport.is_closing():
+            self.outlet.flush()
             self.transport.write_eof()
             self._read_on()
         else:
-            self.transport.close()
+            self.outlet.close()
 
     def _read_on(self) -> None:
         self._reading_paused = self._buffer_paused = False
@@ -462,10 +507,10 @@ class Door(RequestHandler):
 
     def _refuse_unread(self, refused: Fault) -> None:
         """Answer something that is no request, and close."""
-        if self.transport is None:
+        if self.outlet is None or self.transport is None:
             return
         head = RequestHead("GET", b"/", 1, [(b"Host", b"unread")])
-        self.sink = HttpSink(self.transport, 1, False, False)
+        self.sink = HttpSink(self.outlet, 1, False, False)
         now = now_ns()
         route = route_for("GET", b"/", False)
         exchange = Exchange(self, head, self.sink, RequestBody(-2, 0), self.client, route, now, now)
@@ -539,13 +584,14 @@ class House(web.Server):
     SWEEP_EVERY_S = 0.5
     LOOK_EVERY_S = 0.05  # a client's leaving is to be noticed within 100 ms
 
-    def __init__(self, driver: Driver, settings: Settings) -> None:
+    def __init__(self, driver: Driver, settings: Settings, turn: Turn) -> None:
         async def no_handler(request: web.BaseRequest) -> web.StreamResponse:
             raise RuntimeError("a Door has no handler")
 
         super().__init__(no_handler)
         self.driver = driver
         self.settings = settings
+        self.turn = turn
         self.doors: set[Door] = set()
         self.unread: set[Door] = set()  # doors whose sockets are not being read
         self._unread_timer: asyncio.TimerHandle | None = None
@@ -574,6 +620,7 @@ class House(web.Server):
         self._timer = self._loop.call_later(self.SWEEP_EVERY_S, self._sweep)
 
     def _sweep(self) -> None:
+        self.turn.settle()
         now = now_ns()
         for door in list(self.doors):
             door.sweep(now)
@@ -600,6 +647,7 @@ class House(web.Server):
 
     def drain(self) -> None:
         """Close idle connections now and every other one after its answer."""
+        self.turn.settle()  # what has arrived is still served
         self.draining = True
         for door in list(self.doors):
             if door.sink is not None:

@@ -122,7 +122,7 @@ class Dialer:
     async def _connect_to(self, pool: Pool, host: str, port: int) -> Connection:
         loop = asyncio.get_running_loop()
 
-        def make() -> Any:  # a Connection is a BufferedProtocol in all but name
+        def make() -> Any:  # a Connection is a Protocol in all but name
             return Connection(pool)
 
         connection: Connection

@@ -1,8 +1,9 @@
 """A stage for legs: a worker's socket and a client's, both made of memory.
 
-Nothing here has a loop or a clock.  A transport keeps what is written to it; `Stage` plays the worker by
-feeding a connection the way uvloop does (into the shared buffer, only while it is being read, and telling
-it of the end a turn after the transport was closed) and moves time by sweeping.
+Nothing here has a clock, or a loop that runs by itself.  A transport keeps what is written to it; `Stage`
+plays the worker by feeding a connection the way uvloop does (only while it is being read, and telling it of
+the end a turn after the transport was closed) and moves time by sweeping.  Every module that asks for the
+fixture `both_ways` runs twice: handling what arrives at once, and putting it off to the end of a turn.
 
     stage = Stage(TERMINATOR_DONE)
     leg = stage.ask()
@@ -20,6 +21,7 @@ from typing import Any
 from relayd._fast.leg import Connection, EventKind, Leg, Limits, Pool, RequestBody, Sweeper, Terms, now_ns
 from relayd._fast.sink import HttpSink, Sink
 from relayd._fast.sse import Terminator
+from relayd._fast.turn import Outlet, Turn
 from tests.support.wire import CLOSED, RESET, Answer
 
 NS = 1_000_000_000
@@ -31,6 +33,38 @@ LIMITS = Limits(CONNECT_S * NS, FIRST_TOKEN_S * NS, IDLE_S * NS, WRITE_S * NS, T
 COMMENT = b": keep-alive\n\n"
 
 GET_HEAD = b"GET /v1/x HTTP/1.1\r\nHost: w\r\n\r\n"
+
+
+class FakeLoop:
+    """A loop whose turns a test ends."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], None]] = []
+        self.failures: list[BaseException] = []
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self.calls.append(call)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self.failures.append(context["exception"])
+
+    def end_turn(self) -> None:
+        """Call what waits for the end of this turn."""
+        while self.calls:
+            self.calls.pop(0)()
+        assert not self.failures
+
+
+class Mode:
+    """How the tests of a module run, see `both_ways` in conftest.py."""
+
+    puts_off = False
+
+
+def new_turn() -> tuple[FakeLoop, Turn]:
+    """Return a loop and its turns, for the way in which tests run at the moment."""
+    loop = FakeLoop()
+    return loop, Turn(loop if Mode.puts_off else None)
 
 
 class FakeSocket:
@@ -132,10 +166,15 @@ class Stage:
         connects: bool = True,
         sweeper: Sweeper | None = None,
         name: str = "w1",
+        loop: FakeLoop | None = None,
+        turn: Turn | None = None,
     ) -> None:
+        if loop is None or turn is None:
+            loop, turn = new_turn()
+        self.loop, self.turn = loop, turn
         self.sweeper = Sweeper(None) if sweeper is None else sweeper
         self.connects = connects
-        self.pool = Pool(name, b"w", self._dial)
+        self.pool = Pool(name, b"w", self._dial, turn)
         self.owner = Owner(elsewhere, judge)
         self.terms = Terms(LIMITS, self.sweeper, terminator, timing, plain_id, keepalive_s * NS, COMMENT)
         self.client = FakeTransport()
@@ -164,7 +203,7 @@ class Stage:
         """Begin a leg whose answer goes to `self.client`, or to `sink`."""
         self.method = method
         if sink is None:
-            sink = HttpSink(self.client, version_minor, method == "HEAD", True)
+            sink = HttpSink(Outlet(self.client, self.turn), version_minor, method == "HEAD", True)
         body = body or RequestBody(-2, 1 << 20)
         leg = Leg(self.pool, sink, self.owner, None, head, body, self.terms, lines, b"req-1")
         leg.expect(method == "HEAD", strip_usage, may_wait, *tokens, now_ns(), deadline_ns)
@@ -206,7 +245,7 @@ class Stage:
         """What the worker has received on the newest connection."""
         return self.transports[-1].written
 
-    def worker_says(self, *pieces: bytes, on: int = -1) -> bool:
+    def worker_says(self, *pieces: bytes, on: int = -1, ends_turn: bool = True) -> bool:
         """Deliver each of `pieces` in reads of its own; return False if the connection ended meanwhile."""
         connection, transport = self.connections[on], self.transports[on]
         for piece in pieces:
@@ -214,8 +253,9 @@ class Stage:
                 if transport.ending or not transport.reading:
                     return False
                 part = piece[start : start + READ_SIZE]
-                connection.get_buffer(-1)[: len(part)] = part
-                connection.buffer_updated(len(part))
+                connection.data_received(part)
+                if ends_turn:
+                    self.loop.end_turn()
         return not transport.ending
 
     def worker_closes(self, on: int = -1) -> None:
@@ -229,8 +269,9 @@ class Stage:
         """An RST."""
         self._lose(on % len(self.connections), ConnectionResetError())
 
-    def turn(self) -> None:
+    def end_turn(self) -> None:
         """Let a turn of the loop pass: connections that were closed hear of it."""
+        self.loop.end_turn()
         for index, transport in enumerate(self.transports):
             if transport.ending:
                 self._lose(index, None)
@@ -256,7 +297,7 @@ class Stage:
 
     def assert_nothing_left(self) -> None:
         """Fail unless every leg has given back what it held."""
-        self.turn()
+        self.end_turn()
         assert self.load == (0, 0, 0)
         assert len(self.sweeper) == 0
         assert self.pool.open == self.pool.idle_count

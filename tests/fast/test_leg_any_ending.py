@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from relayd._fast.leg import LegOutcome, LegState, RequestBody, now_ns
 from relayd._fast.sink import HttpSink, Sink
 from relayd._fast.sse import Terminator
+from relayd._fast.turn import Outlet
 from relayd.dialects.openai import OpenAI
 from tests.fast.stage import CHUNKED, EVENT_STREAM, NS, FakeTransport, Stage, chunks, reply, stream
 from tests.support.dialects import CHAT_STOP, OPENAI, chat_usage
+
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 CHUNKED_POST = b"POST / HTTP/1.1\r\nHost: w\r\nTransfer-Encoding: chunked\r\n\r\n"
 SAYINGS = st.sampled_from(
@@ -64,7 +74,7 @@ class Tale(RuleBasedStateMachine):
     )  # fmt: skip
     def begin(self, prompt, output, strip, chunked, late, head, elsewhere) -> None:
         self.stage.owner.elsewhere = elsewhere
-        sink = HttpSink(FakeTransport(), 1, head, True)
+        sink = HttpSink(Outlet(FakeTransport(), self.stage.turn), 1, head, True)
         body = RequestBody(-1, 50) if chunked else RequestBody(-2, 50)
         leg = self.stage.ask(
             head=CHUNKED_POST if chunked else b"GET / HTTP/1.1\r\nHost: w\r\n\r\n",
@@ -97,11 +107,11 @@ class Tale(RuleBasedStateMachine):
             self.stage.pool.dial_failed(LegOutcome.LEG_CONNECT, "refused")
 
     @precondition(lambda self: self.stage.connections)
-    @rule(data=st.data(), said=SAYINGS, cut=st.integers(0, 40))
-    def worker_says(self, data, said, cut) -> None:
+    @rule(data=st.data(), said=SAYINGS, cut=st.integers(0, 40), ends_turn=st.booleans())
+    def worker_says(self, data, said, cut, ends_turn) -> None:
         on = data.draw(st.integers(0, len(self.stage.connections) - 1))
         pieces = [said[:cut], said[cut:]] if 0 < cut < len(said) else [said]
-        self.stage.worker_says(*pieces, on=on)
+        self.stage.worker_says(*pieces, on=on, ends_turn=ends_turn)
 
     @precondition(lambda self: self.stage.connections)
     @rule(data=st.data(), resets=st.booleans())
@@ -144,7 +154,7 @@ class Tale(RuleBasedStateMachine):
 
     @rule()
     def a_turn_passes(self) -> None:
-        self.stage.turn()
+        self.stage.end_turn()
 
     @invariant()
     def a_leg_ends_once(self) -> None:
@@ -187,7 +197,7 @@ class Tale(RuleBasedStateMachine):
                 body.finish()
         while self.stage.pool.dialing:
             self.stage.connect()
-        self.stage.turn()
+        self.stage.end_turn()
         # What is open is idle, or reads the rest of an answer that nobody wanted.
         for index, transport in enumerate(self.stage.transports):
             if not transport.ending:
@@ -195,5 +205,7 @@ class Tale(RuleBasedStateMachine):
         self.stage.assert_nothing_left()
 
 
-TestAnyEnding = Tale.TestCase
-TestAnyEnding.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+def test_any_ending():
+    run_state_machine_as_test(
+        Tale, settings=settings(max_examples=120, stateful_step_count=30, deadline=None)
+    )

@@ -8,6 +8,8 @@ from relayd._fast.leg import LegOutcome, LegState, RequestBody, now_ns
 from tests.fast.stage import NS, Stage, chunks, reply
 from tests.support.wire import every_way
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 O = LegOutcome  # noqa: E741
 POST = b"POST / HTTP/1.1\r\nHost: w\r\nContent-Length: 4\r\n\r\n"
 CHUNKED_POST = b"POST / HTTP/1.1\r\nHost: w\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -74,13 +76,41 @@ def test_an_idle_connection_that_the_worker_closes_is_forgotten():
     assert (stage.pool.idle_count, stage.pool.open) == (0, 0)
 
 
+def test_what_a_worker_said_in_the_turn_in_which_it_left_counts():
+    for said, outcome in (
+        (reply(body=b"abc"), LegOutcome.LEG_COMPLETE),
+        (reply() + b"until the end", LegOutcome.LEG_COMPLETE),
+        (reply(b"Content-Length: 9") + b"abc", LegOutcome.LEG_CUT),
+        (b"HTTP/1.1 200", LegOutcome.LEG_RESET),
+    ):
+        stage = Stage()
+        leg = stage.ask()
+        for piece in (said[:20], said[20:]):
+            stage.worker_says(piece, ends_turn=False)
+        stage.worker_closes()
+        assert leg.outcome == outcome
+        stage.assert_nothing_left()
+
+
+def test_what_came_for_a_cancelled_leg_goes_nowhere():
+    stage = Stage()
+    leg = stage.ask()
+    stage.worker_says(reply(body=b"abc"), ends_turn=False)
+    if leg.state == LegState.LEG_ENDED:
+        return  # not put off: it had come before
+    leg.cancel()
+    stage.end_turn()
+    assert (stage.client.written, stage.owner.ended) == (b"", [])
+    stage.assert_nothing_left()
+
+
 def test_old_idle_connections_are_closed():
     stage = with_idle(2)
     stage.sweeper.watch(stage.pool)
     stage.pass_time(59)
     assert stage.pool.idle_count == 2
     stage.pass_time(61)
-    stage.turn()
+    stage.end_turn()
     assert (stage.pool.idle_count, stage.pool.open) == (0, 0)
     assert {transport.ending for transport in stage.transports} == {"aborted"}
 
@@ -110,7 +140,7 @@ def test_not_more_than_so_many_are_kept():
         stage.ask()
     for index in range(3):
         stage.worker_says(reply(body=b"x"), on=index)
-    stage.turn()
+    stage.end_turn()
     assert (stage.pool.idle_count, stage.pool.open) == (2, 2)
 
 
@@ -276,7 +306,7 @@ def test_the_fresh_connection_may_fail_to_come():
     stage.worker_closes(on=0)
     stage.pool.dial_failed(O.LEG_CONNECT, "connection refused")
     assert (leg.outcome, leg.reason) == (O.LEG_CONNECT, "connection refused")
-    stage.turn()
+    stage.end_turn()
     assert stage.load == (0, 0, 0)
 
 

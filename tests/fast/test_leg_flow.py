@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from relayd._fast.leg import LegOutcome, LegState, Sweeper, now_ns
 from relayd._fast.sink import HttpSink, Sink, SinkState
 from relayd._fast.sse import Terminator
+from relayd._fast.turn import Outlet, Turn
 from tests.fast.stage import CHUNKED, FIRST_TOKEN_S, IDLE_S, NS, Stage, chunks, reply, stream
+
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 O = LegOutcome  # noqa: E741
 DONE = Terminator.TERMINATOR_DONE
@@ -53,7 +58,7 @@ def test_a_client_that_was_slow_before_is_slow_still():
         if is_reused:
             stage.ask()
             stage.worker_says(reply(body=b"x"))
-        sink = HttpSink(stage.client, 1, False, True)
+        sink = HttpSink(Outlet(stage.client, stage.turn), 1, False, True)
         sink.pause()
         leg = stage.ask(sink=sink)
         assert not stage.transports[-1].reading
@@ -102,7 +107,7 @@ class PausingTransport:
 def pausing_sink() -> HttpSink:
     """Return a sink that is paused by whatever is written to it."""
     transport = PausingTransport()
-    transport.sink = HttpSink(transport, 1, False, True)
+    transport.sink = HttpSink(Outlet(transport, Turn()), 1, False, True)
     return transport.sink
 
 
@@ -283,7 +288,7 @@ def test_idle_connections_wake_the_sweeper_too():
     loop.calls.pop()[1]()
     assert len(loop.calls) == 1
     stage.sweeper.sweep(now_ns() + 61 * NS)
-    stage.turn()
+    stage.end_turn()
     assert stage.pool.open == 0
     loop.calls.pop()[1]()
     assert loop.calls == []

@@ -26,6 +26,8 @@ from tests.fast.stage import (
 )
 from tests.support.wire import CLOSED, RESET, every_way
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 O = LegOutcome  # noqa: E741
 DONE = Terminator.TERMINATOR_DONE
 
@@ -316,7 +318,7 @@ def test_cancelled_at_every_state(at):
     if at == "dialing":
         stage.connect()  # it comes too late, and is kept for another
         assert stage.pool.idle_count == 1
-    stage.turn()
+    stage.end_turn()
     assert leg.outcome == O.LEG_CANCELLED
     stage.assert_nothing_left()
 
@@ -326,9 +328,8 @@ def test_a_cancelled_leg_hears_nothing_of_its_connection():
     leg = stage.ask()
     connection = stage.connections[0]
     leg.cancel()
-    connection.get_buffer(-1)[:5] = b"HTTP/"
-    connection.buffer_updated(5)  # a read that was already under way
-    stage.turn()
+    connection.data_received(b"HTTP/")  # a read that was already under way
+    stage.end_turn()
     assert (stage.client.written, stage.owner.ended) == (b"", [])
 
 
@@ -601,7 +602,7 @@ def test_bytes_on_an_idle_connection_close_it():
     stage, _ = played(reply(body=b"x"))
     stage.worker_says(b"HTTP/1.1 408 Timeout\r\n\r\n")
     assert stage.transports[-1].ending == "aborted"
-    stage.turn()
+    stage.end_turn()
     assert stage.pool.idle_count == 0
     assert stage.pool.open == 0
 

@@ -22,6 +22,8 @@ from tests.support.dialects import (
 )
 from tests.support.wire import every_way
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 O = LegOutcome  # noqa: E741
 DONE = Terminator.TERMINATOR_DONE
 COMMENTS = ": hello\n\n"

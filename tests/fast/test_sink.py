@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from relayd._fast.leg import Connection, Pool
 from relayd._fast.sink import HttpSink, Sink, SinkState
+from relayd._fast.turn import Outlet, Turn
 from tests.fast.stage import CHUNKED, EVENT_STREAM, FakeTransport, Stage, chunks, reply
 
 UNKNOWN, NO_BODY = -1, -2
@@ -21,7 +22,7 @@ def open_sink(
 ) -> tuple[HttpSink, FakeTransport]:
     """Return a sink and the transport that it writes to."""
     transport = FakeTransport()
-    return HttpSink(transport, minor, head_request, keep_alive), transport
+    return HttpSink(Outlet(transport, Turn()), minor, head_request, keep_alive), transport
 
 
 def parse(transport: FakeTransport, method: str = "GET") -> tuple[h11.Response, bytes, bool]:
@@ -344,7 +345,7 @@ def test_something_of_ours_may_follow_in_chunks_only(minor, head_request, length
 
 def test_pause_and_resume_reach_the_source():
     stage = Stage()
-    sink = HttpSink(stage.client, 1, False, True)
+    sink = HttpSink(Outlet(stage.client, stage.turn), 1, False, True)
     stage.ask(sink=sink)
     stage.worker_says(reply(EVENT_STREAM, CHUNKED) + chunks([b"data: a\n\n"], last=False))
     transport = stage.transports[-1]

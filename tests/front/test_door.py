@@ -17,8 +17,10 @@ from relayd.config import Settings, apply
 from relayd.faults import Fault
 from relayd.front.door import CLOSING, EXCHANGE, HEAD, IDLE, House, after_blank_lines
 from relayd.records import Exchange
-from tests.fast.stage import NS, FakeSocket, FakeTransport, chunks
+from tests.fast.stage import NS, FakeSocket, FakeTransport, chunks, new_turn
 from tests.support.wire import Answer, every_way
+
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 GET = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nX-A: 1\r\n\r\n"
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 13\r\n\r\n"
@@ -124,7 +126,8 @@ class Place:
         for assignment in sets:
             settings = apply(settings, assignment)
         self.driver = Driver()
-        self.house = House(self.driver, settings)
+        self.loop, turn = new_turn()
+        self.house = House(self.driver, settings, turn)
         self.open()
 
     def open(self):
@@ -139,6 +142,7 @@ class Place:
             if self.transport.ending:
                 return
             self.door.data_received(piece)
+            self.loop.end_turn()
 
     def sweep(self, seconds: float) -> None:
         """Look after the door as if so much time had passed."""
@@ -561,6 +565,45 @@ def test_a_reset_means_so_too():
     assert place.driver.gone == [place.exchange]
     place.exchange.door.exchange_ended(place.exchange)  # the driver's end of it: nobody listens
     assert place.house.doors == set()
+
+
+@within_a_loop
+def test_what_came_in_the_same_turn_as_the_end_counts():
+    """A request and its client's leaving may be read in one turn of the loop, and never in the wrong order."""
+    for pieces in ([GET], [GET[:9], GET[9:]], [POST, BODY[:4], BODY[4:]]):
+        for end in ("eof", "lost"):
+            place = Place()
+            for piece in pieces:
+                place.door.data_received(piece)
+            place.door.eof_received() if end == "eof" else place.door.connection_lost(None)
+            assert place.driver.gone == [place.exchange]
+            place.loop.end_turn()
+            assert len(place.driver.begun) == 1
+
+
+@within_a_loop
+def test_a_drain_serves_what_has_come_in_its_turn():
+    place = Place()
+    place.door.data_received(GET)
+    place.house.drain()
+    finish(place.exchange)
+    place.loop.end_turn()
+    assert [answer.status for answer in place.answers] == [200]
+    assert place.transport.eof
+
+
+@within_a_loop
+def test_a_door_on_which_relayd_fails_is_cut():
+    place = Place()
+    place.driver.begin = None
+    try:
+        place.door.data_received(GET)
+    except TypeError:
+        return  # at once: the transport hears of it, as from every protocol
+    with pytest.raises(AssertionError):
+        place.loop.end_turn()
+    assert isinstance(place.loop.failures[0], TypeError)
+    assert place.transport.ending == "aborted"
 
 
 @within_a_loop

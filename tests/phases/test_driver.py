@@ -11,12 +11,19 @@ import logging
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from prometheus_client.parser import text_string_to_metric_families
 
 from relayd._fast.head import RequestHead
 from relayd._fast.leg import RequestBody, Sweeper, now_ns
 from relayd._fast.sink import HttpSink
+from relayd._fast.turn import Outlet
 from relayd.config import Settings, apply
 from relayd.phases.account import Books
 from relayd.phases.driver import Driver, ns
@@ -25,10 +32,12 @@ from relayd.records import Client, Exchange, Fleet, Worker
 from relayd.routing.round_robin import RoundRobin
 from relayd.telemetry.metrics import Metrics
 from relayd.upstream.breakers import is_resting
-from tests.fast.stage import CHUNKED, EVENT_STREAM, NS, FakeTransport, Stage, chunks, reply, stream
+from tests.fast.stage import CHUNKED, EVENT_STREAM, NS, FakeTransport, Stage, chunks, new_turn, reply, stream
 from tests.support import sse
 from tests.support.dialects import ANTHROPIC, DIALECTS, OPENAI, Dialect, chat_usage
 from tests.support.wire import CLOSED, RESET, Answer
+
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 JSON = b"Content-Type: application/json"
 EACH = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
@@ -76,7 +85,11 @@ class Gateway:
         for assignment in sets:
             self.settings = apply(self.settings, assignment)
         self.sweeper = Sweeper(None)
-        self.stages = [Stage(sweeper=self.sweeper, name=f"w{n}", connects=connects) for n in range(workers)]
+        self.loop, self.turn = new_turn()
+        self.stages = [
+            Stage(sweeper=self.sweeper, name=f"w{n}", connects=connects, loop=self.loop, turn=self.turn)
+            for n in range(workers)
+        ]
         self.workers = [Worker(stage.pool.name, "http://w", stage.pool) for stage in self.stages]
         self.fleet = Fleet(self.workers)
         self.metrics = Metrics(self.workers, lambda worker: not is_resting(worker, now_ns()))
@@ -145,7 +158,7 @@ class Call:
         self.method = method
         self.door = Door()
         self.transport = FakeTransport()
-        self.sink = HttpSink(self.transport, minor, method == "HEAD", True)
+        self.sink = HttpSink(Outlet(self.transport, gateway.turn), minor, method == "HEAD", True)
         self.exchange: Exchange
 
     @property
@@ -1040,7 +1053,6 @@ class Day(RuleBasedStateMachine):
         self.gateway = Gateway(3, "sse_keepalive=15s", "max_held=1MiB", connects=False)
         self.gateway.fleet.learned(self.gateway.workers[0], ["m"])
         self.calls: list[Call] = []
-        logging.getLogger("relayd").setLevel(logging.CRITICAL)
 
     @property
     def open_calls(self) -> list[Call]:
@@ -1086,11 +1098,12 @@ class Day(RuleBasedStateMachine):
         elif stage.pool.dialing:
             stage.pool.dial_failed(3, "connection refused")
 
-    @rule(number=st.integers(0, 2), data=st.data(), said=SAYINGS)
-    def worker_says(self, number, data, said) -> None:
+    @rule(number=st.integers(0, 2), data=st.data(), said=SAYINGS, ends_turn=st.booleans())
+    def worker_says(self, number, data, said, ends_turn) -> None:
         stage = self.gateway.stages[number]
         if stage.connections:
-            stage.worker_says(said, on=data.draw(st.integers(0, len(stage.connections) - 1)))
+            on = data.draw(st.integers(0, len(stage.connections) - 1))
+            stage.worker_says(said, on=on, ends_turn=ends_turn)
 
     @rule(number=st.integers(0, 2), data=st.data(), resets=st.booleans())
     def worker_goes(self, number, data, resets) -> None:
@@ -1106,7 +1119,7 @@ class Day(RuleBasedStateMachine):
     @rule()
     def a_turn_passes(self) -> None:
         for stage in self.gateway.stages:
-            stage.turn()
+            stage.end_turn()
 
     @invariant()
     def what_is_open_is_in_flight(self) -> None:
@@ -1141,7 +1154,7 @@ class Day(RuleBasedStateMachine):
         for stage in self.gateway.stages:
             while stage.pool.dialing:
                 stage.connect()
-            stage.turn()
+            stage.end_turn()
             for on, transport in enumerate(stage.transports):
                 if not transport.ending:
                     stage.worker_closes(on=on)
@@ -1149,5 +1162,8 @@ class Day(RuleBasedStateMachine):
         self.gateway.assert_nothing_left()
 
 
-TestAnyDay = Day.TestCase
-TestAnyDay.settings = hypothesis_settings(max_examples=60, stateful_step_count=25, deadline=None)
+def test_any_day(caplog):
+    caplog.set_level(logging.CRITICAL, "relayd")
+    run_state_machine_as_test(
+        Day, settings=hypothesis_settings(max_examples=60, stateful_step_count=25, deadline=None)
+    )
