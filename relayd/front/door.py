@@ -358,7 +358,7 @@ class Door(RequestHandler):
             self.line_known = False  # the next head may begin in the read that ends this body
         route = route_for(head.method, head.path, head.anthropic)
         body = RequestBody(declared, self.house.settings.max_body if route.body == "json" else KEEP_FOR_RETRY)
-        exchange = self.exchange = Exchange(self, head, sink, body, self.client, route, now, now)
+        self.exchange = Exchange(self, head, sink, body, self.client, route, now, now)
         if payload is not EMPTY_PAYLOAD:
             if head.fault == 0:
                 self._take_arrived(body)

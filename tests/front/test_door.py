@@ -569,7 +569,7 @@ def test_a_reset_means_so_too():
 
 @within_a_loop
 def test_what_came_in_the_same_turn_as_the_end_counts():
-    """A request and its client's leaving may be read in one turn of the loop, and never in the wrong order."""
+    """A request and its client leaving may be read in one turn, and never in the wrong order."""
     for pieces in ([GET], [GET[:9], GET[9:]], [POST, BODY[:4], BODY[4:]]):
         for end in ("eof", "lost"):
             place = Place()
