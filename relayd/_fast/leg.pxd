@@ -126,7 +126,6 @@ cdef class Connection:
     cdef bint read_paused
     cdef Py_ssize_t unfed               # bytes of the read being handled that follow this piece
     cdef bint write_paused
-    cdef int descriptor                 # of the socket, see has_unread()
     cdef bint closed
     cdef bint misplaced                 # body bytes came before the head was complete
     cdef bint dirty                     # bytes came that belong to no answer

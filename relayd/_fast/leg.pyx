@@ -64,10 +64,6 @@ cdef extern from "<time.h>" nogil:
 DEBUG_BUILD = bool(RELAYD_DEBUG_BUILD)
 
 cdef enum:
-    NOT_KNOWN = -1                  # Connection.descriptor before it was asked for
-    NOT_PLAIN = -2                  # ... and of a TLS connection
-
-cdef enum:
     WRITE_HIGH = 65536              # bytes waiting for a worker before its request body pauses
     WRITE_LOW = 16384
     ROOM = 65536                    # unsent bytes of a body after which no more is asked for
@@ -344,7 +340,6 @@ cdef class Connection:
 
     def __init__(self, Pool pool):
         self.pool = pool
-        self.descriptor = NOT_KNOWN
 
     # -- the transport's callbacks
 
@@ -444,11 +439,8 @@ cdef class Connection:
         socket need not be an answer, so there nothing is known.
         """
         cdef char byte
-        if self.descriptor == NOT_KNOWN:
-            self.descriptor = NOT_PLAIN
-            if self.transport.get_extra_info("ssl_object") is None:
-                self.descriptor = self.transport.get_extra_info("socket").fileno()
-        return self.descriptor >= 0 and recv(self.descriptor, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0
+        cdef int descriptor = self.outlet.descriptor
+        return descriptor >= 0 and recv(descriptor, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0
 
     cdef bint is_stuck_in_head(self, int64_t now) noexcept:
         """True if a head has begun and has not been completed in time."""
@@ -462,8 +454,7 @@ cdef class Connection:
     cdef int send(self, bytes data) except -1:
         """Write now, so that `write_paused` is right afterwards."""
         self.outlet.flush()
-        self.transport.write(data)
-        return 0
+        return self.outlet.send(data)
 
     cdef int take_answer(self, object data) except -1:
         """Feed one piece of at most FEED_AT_MOST bytes to the parser and act on what it found."""

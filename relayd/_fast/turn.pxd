@@ -47,12 +47,19 @@ cdef class Turn:
 
 
 # What is written to one transport; while a turn is being handled it is kept until its end.
+#
+# Bytes go straight to the socket as long as the transport holds none back: its own way there costs twenty times
+# as much.  What the socket does not take at once, and everything behind it, is the transport's to write.
 cdef class Outlet:
     cdef readonly object transport      # None when the connection is lost
+    cdef readonly int descriptor        # of the socket; -1 where only the transport can write (TLS)
     cdef Turn turn
     cdef bytes kept
+    cdef bint handed_over               # the transport may hold bytes back
 
     cpdef int write(self, bytes data) except -1
+    cdef int send(self, bytes data) except -1   # now; after a flush
+    cdef bint is_held_up(self) except -1
     cpdef int flush(self) except -1
     cpdef int close(self) except -1     # flush, then close the transport
     cpdef int lost(self) except -1      # the connection is gone

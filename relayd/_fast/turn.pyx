@@ -2,7 +2,12 @@
 """What one turn of the event loop brought, handled together: see turn.pxd."""
 
 cimport cython
-from cpython.bytes cimport PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+
+cdef extern from "<sys/socket.h>" nogil:
+    Py_ssize_t send(int descriptor, const void* data, size_t size, int flags)
+    int MSG_DONTWAIT
+    int MSG_NOSIGNAL
 
 
 @cython.final
@@ -93,6 +98,7 @@ cdef class Outlet:
     def __init__(self, object transport, Turn turn):
         self.transport = transport
         self.turn = turn
+        self.descriptor = descriptor_of(transport)
 
     cpdef int write(self, bytes data) except -1:
         """Write `data`, or keep it for the end of the turn."""
@@ -104,8 +110,29 @@ cdef class Outlet:
             self.kept = data
             self.turn.outlets.append(self)
         elif self.transport is not None:
-            self.transport.write(data)
+            return self.send(data)
         return 0
+
+    cdef int send(self, bytes data) except -1:
+        cdef Py_ssize_t sent
+        if self.descriptor >= 0 and not self.is_held_up():
+            sent = send(self.descriptor, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data),
+                        MSG_DONTWAIT | MSG_NOSIGNAL)
+            if sent == PyBytes_GET_SIZE(data):
+                return 0
+            if sent > 0:
+                data = data[sent:]
+            self.handed_over = True     # an error, too: the transport will meet it and tell its protocol
+        self.transport.write(data)
+        return 0
+
+    cdef bint is_held_up(self) except -1:
+        """True if bytes must not go past the transport: it is closing, or has some of its own to write."""
+        if self.transport.is_closing():
+            return True                 # and the descriptor may be somebody else's by now
+        if self.handed_over:
+            self.handed_over = self.transport.get_write_buffer_size() > 0
+        return self.handed_over
 
     cpdef int flush(self) except -1:
         """Write what was kept."""
@@ -113,7 +140,7 @@ cdef class Outlet:
         if kept is not None:
             self.kept = None
             if self.transport is not None:
-                self.transport.write(kept)
+                return self.send(kept)
         return 0
 
     cpdef int close(self) except -1:
@@ -127,3 +154,12 @@ cdef class Outlet:
         """The connection is gone: nothing more can be written."""
         self.transport = self.kept = None
         return 0
+
+
+cdef int descriptor_of(object transport) except -2:
+    """Return the descriptor of a plain socket, or -1."""
+    cdef object connection
+    if transport.get_extra_info("ssl_object") is not None:
+        return -1
+    connection = transport.get_extra_info("socket")
+    return -1 if connection is None else connection.fileno()

@@ -70,9 +70,9 @@ def new_turn() -> tuple[FakeLoop, Turn]:
 class FakeSocket:
     """Remembers the options that were set on it."""
 
-    def __init__(self) -> None:
+    def __init__(self, descriptor: int = -1) -> None:
         self.options: list[tuple[Any, ...]] = []
-        self.descriptor = -1  # of a real socket, where a test needs one
+        self.descriptor = descriptor
 
     def fileno(self) -> int:
         return self.descriptor
@@ -82,13 +82,17 @@ class FakeSocket:
 
 
 class FakeTransport:
-    """A transport without a socket.  `ending` is "", "closed" or "aborted", whichever came first."""
+    """A transport without a socket, or beside a real one.
 
-    def __init__(self) -> None:
+    `ending` is "", "closed" or "aborted", whichever came first; `held` is how many bytes it has yet to write.
+    """
+
+    def __init__(self, descriptor: int = -1) -> None:
         self.writes: list[bytes] = []
+        self.held = 0
         self.ending = ""
         self.reading = True
-        self.socket = FakeSocket()
+        self.socket = FakeSocket(descriptor)
         self.pauses = 0
 
     @property
@@ -109,6 +113,9 @@ class FakeTransport:
 
     def abort(self) -> None:
         self.ending = self.ending or "aborted"
+
+    def get_write_buffer_size(self) -> int:
+        return self.held
 
     def is_closing(self) -> bool:
         return bool(self.ending)
@@ -225,16 +232,16 @@ class Stage:
         if self.connects:
             self.connect()
 
-    def connect(self) -> Connection:
-        """End one dial well."""
-        connection = self.make_connection()
+    def connect(self, descriptor: int = -1) -> Connection:
+        """End one dial well; `descriptor` is of a real socket, where a test has one."""
+        connection = self.make_connection(descriptor)
         self.pool.dialed(connection)
         return connection
 
-    def make_connection(self) -> Connection:
+    def make_connection(self, descriptor: int = -1) -> Connection:
         """Return a connection that the pool does not know of yet."""
         connection = Connection(self.pool)
-        transport = FakeTransport()
+        transport = FakeTransport(descriptor)
         connection.connection_made(transport)
         self.connections.append(connection)
         self.transports.append(transport)

@@ -8,7 +8,7 @@ from relayd._fast.leg import LegOutcome, LegState, Sweeper, now_ns
 from relayd._fast.sink import HttpSink, Sink, SinkState
 from relayd._fast.sse import Terminator
 from relayd._fast.turn import Outlet, Turn
-from tests.fast.stage import CHUNKED, FIRST_TOKEN_S, IDLE_S, NS, Stage, chunks, reply, stream
+from tests.fast.stage import CHUNKED, FIRST_TOKEN_S, IDLE_S, NS, FakeTransport, Stage, chunks, reply, stream
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 
@@ -92,15 +92,15 @@ def test_a_paused_answer_gives_its_connection_back_readable():
     assert (again.outcome, again.reused) == (O.LEG_COMPLETE, True)
 
 
-class PausingTransport:
+class PausingTransport(FakeTransport):
     """A client's transport that is full after every write."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.sink = None
-        self.written = b""
 
     def write(self, data: bytes) -> None:
-        self.written += data
+        super().write(data)
         self.sink.pause()
 
 

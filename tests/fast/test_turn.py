@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -222,3 +225,89 @@ def test_nothing_is_written_to_a_connection_that_is_gone():
     outlet.write(b"c")
     outlet.close()
     assert (transport.written, outlet.transport) == (b"", None)
+
+
+# --- past the transport ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Return two ends of a real connection; the first one's buffers are small."""
+    ends = socket.socketpair()
+    for end in ends:
+        end.setblocking(False)
+    ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def read_all(end: socket.socket) -> bytes:
+    found = b""
+    while True:
+        try:
+            piece = end.recv(1 << 16)
+        except BlockingIOError:
+            return found
+        if not piece:
+            return found
+        found += piece
+
+
+def test_a_plain_socket_is_written_to_directly(pair):
+    transport = FakeTransport(pair[0].fileno())
+    outlet = Outlet(transport, Turn())
+    outlet.write(b"one")
+    outlet.write(b"two")
+    assert (read_all(pair[1]), transport.writes) == (b"onetwo", [])
+
+
+def test_what_the_socket_does_not_take_is_the_transports(pair):
+    """Nothing is lost, nothing goes twice, and nothing overtakes what the transport holds back."""
+    transport = FakeTransport(pair[0].fileno())
+    outlet = Outlet(transport, Turn())
+    data = bytes(range(256)) * 2000
+    outlet.write(data)
+    assert transport.writes
+    transport.held = len(transport.written)
+    outlet.write(b"behind")
+    assert read_all(pair[1]) + transport.written == data + b"behind"
+    transport.held = 0
+    outlet.write(b"later")
+    assert read_all(pair[1]) == b"later"
+
+
+def test_a_socket_that_is_full_is_the_transports_affair(pair):
+    transport = FakeTransport(pair[0].fileno())
+    outlet = Outlet(transport, Turn())
+    while not transport.writes:
+        outlet.write(b"x" * 1000)
+    assert len(transport.written) <= 1000
+
+
+def test_a_socket_whose_peer_is_gone_is_the_transports_affair(pair):
+    """It meets the same error, and tells its protocol."""
+    transport = FakeTransport(pair[0].fileno())
+    outlet = Outlet(transport, Turn())
+    pair[1].close()
+    outlet.write(b"x")
+    assert transport.writes == [b"x"]
+
+
+def test_a_transport_that_is_closing_keeps_its_socket_to_itself(pair):
+    """Its descriptor may belong to another connection by now."""
+    transport = FakeTransport(pair[0].fileno())
+    outlet = Outlet(transport, Turn())
+    transport.close()
+    outlet.write(b"x")
+    assert read_all(pair[1]) == b""
+
+
+def test_tls_is_written_through_its_transport(pair):
+    class TlsTransport(FakeTransport):
+        def get_extra_info(self, name):
+            return "TLS" if name == "ssl_object" else super().get_extra_info(name)
+
+    transport = TlsTransport(pair[0].fileno())
+    Outlet(transport, Turn()).write(b"secret")
+    assert (read_all(pair[1]), transport.writes) == (b"", [b"secret"])
