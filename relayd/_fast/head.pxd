@@ -4,6 +4,8 @@
 # and spelling.  One pass over it checks every name and value, notes the few that relayd itself acts
 # on, and joins the rest, untouched, into one block of "Name: value\r\n" lines.
 
+from libc.stdint cimport uint64_t
+
 # What is wrong with a request's head; the numbers index faults.HEAD_FAULTS.
 cpdef enum HeadFault:
     HEAD_OK = 0
@@ -81,6 +83,9 @@ cpdef bint has_more_behind_its_head(bytes data)
 
 # The Date value for now, made once a second.
 cpdef bytes http_date()
+
+cdef int put_number(char* out, uint64_t number) noexcept nogil
+cdef bytes length_line(Py_ssize_t length)
 
 # Random lower-case hexadecimal digits, 16 a word.
 cpdef bytes random_hex(int words)

@@ -18,11 +18,15 @@ Called once per request and once per answer, on the loop's thread; 2-3 us for a 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint64_t
-from libc.string cimport memchr, memcpy
+from libc.stdlib cimport realloc
+from libc.string cimport memchr, memcpy, strlen
 from libc.time cimport time, time_t
 
 import os
 from email.utils import formatdate
+
+cdef extern from "<strings.h>" nogil:
+    int strncasecmp(const char* one, const char* other, size_t size)
 
 cdef extern from "<string.h>" nogil:
     void* memmem(const void* haystack, size_t haystack_size, const void* needle, size_t needle_size)
@@ -146,15 +150,25 @@ cdef uint64_t next_random() noexcept nogil:
 cpdef bytes random_hex(int words):
     """Return `words` times 16 random lower-case hexadecimal digits."""
     cdef bytes text = PyBytes_FromStringAndSize(NULL, words * 16)
-    cdef char* out = PyBytes_AS_STRING(text)
-    cdef uint64_t value
-    cdef int i, j
-    for i in range(words):
-        value = next_random()
-        for j in range(16):
-            out[i * 16 + j] = b"0123456789abcdef"[value & 15]
-            value >>= 4
+    put_random_hex(PyBytes_AS_STRING(text), words * 2)
     return text
+
+
+@cython.overflowcheck(False)            # bits, not numbers
+cdef void put_random_hex(char* out, int eights) noexcept nogil:
+    """Write `eights` times 8 random hexadecimal digits: each eight nibbles, spread over eight bytes at once."""
+    cdef uint64_t drawn = 0, nibbles
+    cdef int i
+    for i in range(eights):
+        drawn = next_random() if i % 2 == 0 else drawn >> 32
+        nibbles = drawn & <uint64_t> 0xFFFFFFFF
+        nibbles = (nibbles | nibbles << 16) & <uint64_t> 0x0000FFFF0000FFFF
+        nibbles = (nibbles | nibbles << 8) & <uint64_t> 0x00FF00FF00FF00FF
+        nibbles = (nibbles | nibbles << 4) & <uint64_t> 0x0F0F0F0F0F0F0F0F
+        # 0-9 become "0"-"9"; 10-15 carry into bit 4 when 6 is added, and get 39 more: "a"-"f".
+        nibbles += <uint64_t> 0x3030303030303030 + (
+            (nibbles + <uint64_t> 0x0606060606060606) >> 4 & <uint64_t> 0x0101010101010101) * 39
+        memcpy(out + i * 8, &nibbles, 8)
 
 
 # --- the date ---------------------------------------------------------------------------------------
@@ -191,17 +205,64 @@ cdef inline Py_ssize_t distance(const char* start, const char* end) noexcept nog
     return end - start
 
 
-cdef bytes field_line(bytes name, bytes value):
-    """Return "name: value\\r\\n"."""
+# Lines of a head being put together, in memory that is kept for the next one.  Nothing in between may run
+# other code: there is one of each.
+cdef struct Block:
+    char* text
+    Py_ssize_t size
+    Py_ssize_t room
+
+cdef Block passed_lines
+cdef Block credential_lines
+
+
+cdef int add_line(Block* block, bytes name, bytes value) except -1:
+    """Add "name: value\\r\\n"."""
     cdef Py_ssize_t name_size = PyBytes_GET_SIZE(name), value_size = PyBytes_GET_SIZE(value)
-    cdef bytes line = PyBytes_FromStringAndSize(NULL, name_size + value_size + 4)
-    cdef char* out = PyBytes_AS_STRING(line)
+    cdef Py_ssize_t size = block.size + name_size + value_size + 4
+    cdef char* out
+    if size > block.room:
+        out = <char*> realloc(block.text, size * 2)
+        if out is NULL:
+            raise MemoryError()
+        block.text = out
+        block.room = size * 2
+    out = block.text + block.size
     memcpy(out, PyBytes_AS_STRING(name), name_size)
     out += name_size
     memcpy(out, b": ", 2)
     memcpy(out + 2, PyBytes_AS_STRING(value), value_size)
     memcpy(out + 2 + value_size, b"\r\n", 2)
-    return line
+    block.size = size
+    return 0
+
+
+cdef bytes lines_of(Block* block):
+    return PyBytes_FromStringAndSize(block.text, block.size)
+
+
+cdef int put_number(char* out, uint64_t number) noexcept nogil:
+    """Write `number` in decimal; return how many digits, at most 20."""
+    cdef char[20] digits
+    cdef int size = 0, i
+    while True:
+        digits[size] = 48 + <char> (number % 10)
+        number //= 10
+        size += 1
+        if number == 0:
+            break
+    for i in range(size):
+        out[i] = digits[size - 1 - i]
+    return size
+
+
+cdef bytes length_line(Py_ssize_t length):
+    """Return the Content-Length line of a body of `length` bytes."""
+    cdef char[48] line
+    memcpy(line, b"Content-Length: ", 16)
+    cdef int size = 16 + put_number(line + 16, <uint64_t> length)
+    memcpy(line + size, b"\r\n", 2)
+    return line[:size + 2]
 
 
 cdef bint is_token(bytes name) noexcept:
@@ -217,10 +278,10 @@ cdef bint is_clean(bytes value) noexcept:
     """True if there is no control byte but tab in `value`."""
     cdef const unsigned char* text = <const unsigned char*> PyBytes_AS_STRING(value)
     cdef Py_ssize_t i
-    for i in range(PyBytes_GET_SIZE(value)):
-        if text[i] < 32 and text[i] != 9 or text[i] == 127:
-            return False
-    return True
+    cdef unsigned char bad = 0
+    for i in range(PyBytes_GET_SIZE(value)):        # without a way out, so that it is done 16 at a time
+        bad |= (text[i] < 32) & (text[i] != 9) | (text[i] == 127)
+    return bad == 0
 
 
 cdef bint is_digits(const unsigned char* text, Py_ssize_t size) noexcept:
@@ -363,9 +424,10 @@ cdef set named_by(bytes connection):
     }
 
 
-cdef list without_named(list lines, set named):
-    """Return `lines` ("Name: value\r\n") without the fields in `named`."""
-    return [line for line in lines if line.partition(b":")[0].lower() not in named]
+cdef bytes without_named(bytes lines, set named):
+    """Return `lines` without the fields in `named`."""
+    return b"".join([
+        line for line in lines.splitlines(True) if line.partition(b":")[0].lower() not in named])
 
 
 # --- requests ---------------------------------------------------------------------------------------
@@ -406,18 +468,24 @@ cdef class RequestHead:
 
     cdef int _name(self) except -1:
         """Keep the client's request id and traceparent if they are sound, or make them."""
-        cdef bytes drawn
+        cdef char[64] drawn
         if self.request_id is not None and not is_request_id(self.request_id):
             self.request_id = None
         if self.traceparent is not None and not is_traceparent(self.traceparent):
             self.traceparent = None
         if self.request_id is not None and self.traceparent is not None:
             return 0
-        drawn = random_hex(3)
         if self.request_id is None:
-            self.request_id = b"req_" + drawn[:24]
-        if self.traceparent is None:
-            self.traceparent = b"00-" + drawn[:32] + b"-" + drawn[32:] + b"-01"
+            memcpy(drawn, b"req_", 4)
+            put_random_hex(drawn + 4, 3)
+            self.request_id = drawn[:28]
+        if self.traceparent is None:    # version-trace-parent-flags
+            memcpy(drawn, b"00-", 3)
+            put_random_hex(drawn + 3, 4)
+            drawn[35] = b"-"
+            put_random_hex(drawn + 36, 2)
+            memcpy(drawn + 52, b"-01", 3)
+            self.traceparent = drawn[:55]
         return 0
 
     cdef int _read_target(self, bytes target) except -1:
@@ -444,10 +512,10 @@ cdef class RequestHead:
     cdef int _read_headers(self, object headers) except -1:
         cdef:
             bytes name, value
-            list lines = [], credentials = []
             set named = None
             int action, fault
 
+        passed_lines.size = credential_lines.size = 0
         for name, value in headers:
             self.size += PyBytes_GET_SIZE(name) + PyBytes_GET_SIZE(value) + 4
             action = action_of(name, REQUEST_ACTIONS, request_spellings)
@@ -458,23 +526,23 @@ cdef class RequestHead:
                 self.bad_name = name
                 return HEAD_BAD_VALUE
             if action == PASS:
-                lines.append(field_line(name, value))
+                add_line(&passed_lines, name, value)
                 continue
             if action == CONNECTION:
                 named = named_by(value) if named is None else named | named_by(value)
                 continue
             if action == AUTHORIZATION or action == API_KEY:
-                credentials.append(field_line(name, value))
+                add_line(&credential_lines, name, value)
             elif action in (CONTENT_TYPE, CONTENT_ENCODING, VIA, ANTHROPIC):
-                lines.append(field_line(name, value))
+                add_line(&passed_lines, name, value)
             fault = self._note(action, value)
             if fault != HEAD_OK:
                 self.bad_name = name
                 return fault
+        self.passed = lines_of(&passed_lines)
         if named:
-            lines = without_named(lines, named)
-        self.passed = b"".join(lines)
-        self.credentials = b"".join(credentials)
+            self.passed = without_named(self.passed, named)
+        self.credentials = lines_of(&credential_lines)
         return HEAD_OK
 
     cdef int _note(self, int action, bytes value) except -1:
@@ -550,27 +618,59 @@ cdef class RequestHead:
         parts.append(self.traceparent)
         parts.append(b"\r\n")
         if length >= 0:
-            parts.append(b"Content-Length: %d\r\n\r\n" % length)
+            parts.append(length_line(length))
         elif length == -1:
-            parts.append(b"Transfer-Encoding: chunked\r\n\r\n")
-        else:
-            parts.append(b"\r\n")
+            parts.append(b"Transfer-Encoding: chunked\r\n")
+        parts.append(b"\r\n")
         return b"".join(parts)
 
 
 cpdef bint has_more_behind_its_head(bytes data):
     """True if bytes follow the first head in `data` that should not be parsed together with it."""
-    cdef const char* text = PyBytes_AS_STRING(data)
-    cdef size_t size = PyBytes_GET_SIZE(data)
-    cdef const char* blank = <const char*> memmem(text, size, b"\r\n\r\n", 4)
-    if blank is NULL or blank + 4 == text + size:
+    cdef const char* line = PyBytes_AS_STRING(data)
+    cdef const char* end = line + PyBytes_GET_SIZE(data)
+    cdef const char* rest = after_line(line, end)
+    cdef bint has_body = False, leaves = False
+    while rest is not NULL and distance(line, rest) <= 2:
+        line = rest                     # blank lines in front of a head
+        rest = after_line(line, end)
+    if rest is NULL:
         return False
-    size = distance(text, blank)
-    if memmem(text, size, b"ontent-", 7) is NULL and memmem(text, size, b"ransfer-", 8) is NULL:
-        return True                     # no body: what follows is another request
-    return (memmem(text, size, b"close", 5) is not NULL
-            or memmem(text, size, b"HTTP/1.0", 8) is not NULL
-            or memmem(text, size, b"pgrade", 6) is not NULL)
+    leaves = memmem(line, distance(line, rest), b"HTTP/1.0", 8) is not NULL
+    while True:
+        line = rest
+        rest = after_line(line, end)
+        if rest is NULL:
+            return False                # the head is not complete
+        if distance(line, rest) <= 2:
+            break                       # the blank line behind it
+        if line[0] == b"C" or line[0] == b"c":
+            has_body = has_body or starts_with(line, rest, b"content-length")
+            leaves = leaves or starts_with(line, rest, b"connection") and not is_kept_alive(line, rest)
+        elif line[0] == b"T" or line[0] == b"t":
+            has_body = has_body or starts_with(line, rest, b"transfer-encoding")
+        elif line[0] == b"U" or line[0] == b"u":
+            leaves = leaves or starts_with(line, rest, b"upgrade")
+    if rest == end:
+        return False
+    return leaves or not has_body       # without a body what follows is another request
+
+
+cdef const char* after_line(const char* line, const char* end) noexcept nogil:
+    """Return where the line after `line` begins, or NULL when this one has no end."""
+    cdef const char* feed = <const char*> memchr(line, b"\n", distance(line, end))
+    return NULL if feed is NULL else feed + 1
+
+
+cdef bint starts_with(const char* line, const char* end, const char* name) noexcept nogil:
+    """True if `line` begins with the lower-case `name`, in any spelling."""
+    cdef Py_ssize_t size = strlen(name)
+    return distance(line, end) >= size and strncasecmp(line, name, size) == 0
+
+
+cdef bint is_kept_alive(const char* line, const char* end) noexcept nogil:
+    """True for the one line that nearly every client sends; another may say close, or upgrade."""
+    return distance(line, end) == 24 and strncasecmp(line, b"connection: keep-alive\r\n", 24) == 0
 
 
 # --- answers ----------------------------------------------------------------------------------------
@@ -591,10 +691,10 @@ cpdef ResponseHead read_response_head(list headers):
 cdef bint read_answer(ResponseHead head, list headers) except -1:
     cdef:
         bytes name, value
-        list lines = []
         set named = None
         int action
 
+    passed_lines.size = 0
     for name, value in headers:
         action = action_of(name, RESPONSE_ACTIONS, response_spellings)
         if action < 0:
@@ -603,7 +703,7 @@ cdef bint read_answer(ResponseHead head, list headers) except -1:
         if not is_clean(value):
             return False
         if action == PASS:
-            lines.append(field_line(name, value))
+            add_line(&passed_lines, name, value)
         elif action == CONNECTION:
             named = named_by(value) if named is None else named | named_by(value)
         elif action == CONTENT_LENGTH:
@@ -617,11 +717,11 @@ cdef bint read_answer(ResponseHead head, list headers) except -1:
                 return False            # a coding that nobody here undoes would corrupt the body
             head.chunked = True
         elif action != DROP:
-            lines.append(field_line(name, value))
+            add_line(&passed_lines, name, value)
             note_answer(head, action, value)
+    head.block = lines_of(&passed_lines)
     if named:
-        lines = without_named(lines, named)
-    head.block = b"".join(lines)
+        head.block = without_named(head.block, named)
     return not (head.chunked and head.content_length >= 0)
 
 

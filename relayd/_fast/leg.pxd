@@ -256,6 +256,7 @@ cdef class Leg(Source):
     cdef int commit(self) except -1
     cdef bytes answer_lines(self)
     cdef bytes id_lines(self)
+    cdef char* put_id_lines(self, char* end) except NULL
     cdef bint can_read(self)
     cdef int read_end(self) except -1
     cdef int lost_connection(self, bint answering, str reason) except -1

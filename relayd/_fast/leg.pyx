@@ -26,10 +26,10 @@ Owner: a Leg belongs to its exchange's driver; a Connection to its Pool, and len
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.stdint cimport int64_t
-from libc.stdio cimport snprintf
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memcpy
 
-from relayd._fast.head cimport ResponseHead, http_date, read_response_head
+from relayd._fast.head cimport ResponseHead, http_date, put_number, read_response_head
 from relayd._fast.sink cimport (
     LENGTH_NO_BODY, LENGTH_UNKNOWN, SINK_NEW, Sink, Source, chunk,
 )
@@ -71,6 +71,8 @@ cdef enum:
     DRAIN_AT_MOST = 65536           # of an unwanted answer, to save its connection
     DECODED_AT_MOST = 16777216      # of a compressed answer's copy
     DECODED_PIECE = 65536
+    ID_AT_MOST = 128                # bytes of a request id, see head.pyx
+    ADDED_AT_MOST = 512             # bytes of the lines that relayd adds to an answer
 
 cdef object ParserError = httptools.HttpParserError
 cdef object ResponseParser = httptools.HttpResponseParser
@@ -1023,32 +1025,39 @@ cdef class Leg(Source):
         return 0
 
     cdef bytes answer_lines(self):
-        cdef bytes lines = self.response.block + self.lines + self.id_lines()
+        """Return the lines of the answer's head: the worker's, and what relayd adds."""
+        cdef char[ADDED_AT_MOST] added
+        cdef char* end = self.put_id_lines(added)
+        cdef bytes date
         if self.streaming and not self.response.accel_buffering:
-            lines += b"X-Accel-Buffering: no\r\n"
-        cdef char[96] timing
-        cdef int size
-        cdef long ours, theirs
+            end = put(end, b"X-Accel-Buffering: no\r\n", 23)
         if not self.response.has_date:
-            lines += b"Date: " + http_date() + b"\r\n"    # RFC 9110 6.6.1
+            date = http_date()
+            end = put(end, b"Date: ", 6)        # RFC 9110 6.6.1
+            end = put(end, PyBytes_AS_STRING(date), PyBytes_GET_SIZE(date))
+            end = put(end, b"\r\n", 2)
         if self.terms.timing:
-            ours = (self.begun_ns - self.arrived_ns) // 10000       # hundredths of a millisecond
-            theirs = (self.head_ns - self.begun_ns) // 10000
-            size = snprintf(
-                timing, sizeof(timing), b"Server-Timing: relayd;dur=%ld.%02ld, upstream;dur=%ld.%02ld\r\n",
-                ours // 100, ours % 100, theirs // 100, theirs % 100)
-            lines += timing[:size]
-        return lines
+            end = put(end, b"Server-Timing: relayd;dur=", 26)
+            end = put_ms(end, self.begun_ns - self.arrived_ns)
+            end = put(end, b", upstream;dur=", 15)
+            end = put_ms(end, self.head_ns - self.begun_ns)
+            end = put(end, b"\r\n", 2)
+        return self.response.block + self.lines + added[:distance(added, end)]
 
     cdef bytes id_lines(self):
-        """Return the request id under the names that the worker did not use itself."""
-        cdef bytes lines = b""
+        cdef char[ADDED_AT_MOST] added
+        return added[:distance(added, self.put_id_lines(added))]
+
+    cdef char* put_id_lines(self, char* end) except NULL:
+        """Write the request id under the names that the worker did not use itself."""
+        cdef const char* text = PyBytes_AS_STRING(self.request_id)
+        cdef Py_ssize_t size = min(PyBytes_GET_SIZE(self.request_id), ID_AT_MOST)
         cdef bint untold = self.late or self.response is None      # the worker's head does not go out
         if untold or self.response.request_id is None:
-            lines = b"X-Request-Id: " + self.request_id + b"\r\n"
+            end = put(put(put(end, b"X-Request-Id: ", 14), text, size), b"\r\n", 2)
         if self.terms.plain_id and (untold or not self.response.has_plain_id):
-            lines += b"Request-Id: %b\r\n" % self.request_id
-        return lines
+            end = put(put(put(end, b"Request-Id: ", 12), text, size), b"\r\n", 2)
+        return end
 
     # -- the end
 
@@ -1183,6 +1192,27 @@ cdef class Leg(Source):
         self.wrote_ns = now
         self.sink.write(self.terms.keepalive)
         return 0
+
+
+cdef inline char* put(char* out, const char* text, Py_ssize_t size) noexcept nogil:
+    """Copy `text` to `out`; return where it ends."""
+    memcpy(out, text, size)
+    return out + size
+
+
+@cython.overflowcheck(False)            # the check is not made for pointers
+cdef inline Py_ssize_t distance(const char* start, const char* end) noexcept nogil:
+    return end - start
+
+
+cdef char* put_ms(char* out, int64_t ns) noexcept nogil:
+    """Write a duration in milliseconds with two decimals."""
+    cdef uint64_t hundredths = <uint64_t> max(ns, 0) // 10000
+    out += put_number(out, hundredths // 100)
+    out[0] = b"."
+    out[1] = 48 + <char> (hundredths // 10 % 10)
+    out[2] = 48 + <char> (hundredths % 10)
+    return out + 3
 
 
 cdef object decoder_for(bytes coding):

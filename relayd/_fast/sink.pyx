@@ -12,6 +12,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.string cimport memcpy
 
+from relayd._fast.head cimport length_line
 from relayd._fast.turn cimport Outlet
 
 import socket
@@ -154,7 +155,7 @@ cdef class HttpSink(Sink):
         elif length >= 0:
             self.framing = NO_BODY if self.head_request else BY_LENGTH
             self.remaining = length
-            framing = b"Content-Length: %d\r\n" % length
+            framing = length_line(length)
         elif self.version_minor == 1:
             self.framing = NO_BODY if self.head_request else BY_CHUNKS
             framing = b"Transfer-Encoding: chunked\r\n"
