@@ -18,7 +18,7 @@ COMPILE_ARGS = [
     "-Wall",
     "-Wno-unused-function",
     "-Wno-unused-but-set-variable",  # Cython makes some
-] + (["-O1", "-g", "-DRELAYD_DEBUG=1"] if DEBUG else ["-O3", "-g0", "-D_FORTIFY_SOURCE=3"])
+] + (["-O1", "-g", "-DRELAYD_DEBUG=1"] if DEBUG else ["-O2", "-g0", "-D_FORTIFY_SOURCE=3"])
 LINK_ARGS = ["-Wl,-z,relro,-z,now"]
 
 extensions = [

@@ -92,6 +92,9 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
     output_tokens: int
 
 
+NO_FACTS = Facts("", 0, 0)  # of a request whose body says nothing about work
+
+
 class Dialect(Protocol):
     """How a family of APIs words things; see `dialects/`."""
 
@@ -154,7 +157,7 @@ class Exchange(msgspec.Struct, eq=False):
     model: str = ""
     stream: bool = False
     strip_usage: bool = False  # of a usage event that only relayd asked for
-    facts: Facts | None = None
+    facts: Facts = NO_FACTS
     tried: list[Worker] = msgspec.field(default_factory=list)
     next_worker: Worker | None = None
     retries: int = 0

@@ -659,7 +659,9 @@ cpdef bint has_more_behind_its_head(bytes data):
 cdef const char* after_line(const char* line, const char* end) noexcept nogil:
     """Return where the line after `line` begins, or NULL when this one has no end."""
     cdef const char* feed = <const char*> memchr(line, b"\n", distance(line, end))
-    return NULL if feed is NULL else feed + 1
+    if feed is NULL:
+        return NULL
+    return feed + 1
 
 
 cdef bint starts_with(const char* line, const char* end, const char* name) noexcept nogil:

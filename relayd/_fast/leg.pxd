@@ -123,6 +123,7 @@ cdef class Connection:
     cdef readonly uint64_t served       # answers completed on it
     cdef readonly int64_t idle_since
     cdef bint in_message                # the parser is between a head and the end of its message
+    cdef bint read_fully                # the last read left nothing in the socket
     cdef bint read_paused
     cdef Py_ssize_t unfed               # bytes of the read being handled that follow this piece
     cdef bint write_paused
@@ -147,6 +148,7 @@ cdef class Connection:
 
     cdef int expect_answer(self) except -1
     cdef bint has_unread(self)
+    cdef bint is_tainted(self)
     cdef bint is_stuck_in_head(self, int64_t now) noexcept
     cdef int lend(self, Leg leg) except -1
     cdef int send(self, bytes data) except -1

@@ -234,7 +234,7 @@ cdef class Pool:
             connection = self.idle.pop()
             if connection.closed or connection.transport.is_closing():
                 continue
-            if connection.has_unread():     # bytes that nobody asked for would pass as the next answer
+            if connection.is_tainted():     # bytes that nobody asked for would pass as the next answer
                 connection.close()
                 continue
             self.reuses += 1
@@ -299,7 +299,7 @@ cdef class Pool:
 
     cdef int give_back(self, Connection connection) except -1:
         cdef Leg leg = self.next_waiting(False)
-        if leg is not None and connection.has_unread():
+        if leg is not None and connection.is_tainted():
             self.waiting.appendleft(leg)    # a connection is being made for it already
             return connection.close()
         if leg is not None:
@@ -348,6 +348,7 @@ cdef class Connection:
     def connection_made(self, transport):
         self.transport = transport
         self.outlet = Outlet(transport, self.pool.turn)
+        self.read_fully = True
         transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)
         self.pool.open += 1
         self.expect_answer()
@@ -355,6 +356,7 @@ cdef class Connection:
     def data_received(self, bytes data):
         """Handle what came: at once if it belongs to an answer under way, else at the end of the turn."""
         cdef Leg leg = self.leg
+        self.read_fully = PyBytes_GET_SIZE(data) < AT_ONCE
         if leg is not None:
             leg.moved_ns = monotonic_ns()
         if self.arrived is not None:
@@ -436,13 +438,20 @@ cdef class Connection:
         """True if the worker has said something that has not been read, or has left.
 
         While a request is being sent this is an early answer: writing on to a worker that has closed
-        would make uvloop drop the connection, and with it the answer that lies in the socket.  On a
-        connection that serves nobody it is something that no request asked for.  Under TLS bytes in the
-        socket need not be an answer, so there nothing is known.
+        would make uvloop drop the connection, and with it the answer that lies in the socket.  Under TLS
+        bytes in the socket need not be an answer, so there nothing is known.
         """
         cdef char byte
         cdef int descriptor = self.outlet.descriptor
         return descriptor >= 0 and recv(descriptor, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0
+
+    cdef bint is_tainted(self):
+        """True if something lies in the socket that no request asked for.
+
+        The loop reports whatever comes to a connection that serves nobody, and that closes it.  Only a read
+        that filled its buffer can have left something behind.
+        """
+        return not self.read_fully and self.has_unread()
 
     cdef bint is_stuck_in_head(self, int64_t now) noexcept:
         """True if a head has begun and has not been completed in time."""

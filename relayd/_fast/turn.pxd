@@ -19,7 +19,7 @@ cpdef enum Step:
 
 cdef enum:
     STEPS = 5
-    ARRIVALS_AT_MOST = 64       # pieces taken in before they are handled
+    ARRIVALS_AT_MOST = 32       # pieces taken in before they are handled
     KEPT_AT_MOST = 65536        # bytes of writes; more go out, so that a full transport is noticed
     AT_ONCE = 16384             # bytes; a larger piece is handled where it arrives
 

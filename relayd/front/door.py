@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from aiohttp import web
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http import HttpVersion10, HttpVersion11
-from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.tcp_helpers import tcp_keepalive
@@ -172,18 +172,17 @@ class Door(RequestHandler):
             return  # CLOSING: read and thrown away
         if self.arrived:
             self.arrived += data
+            if len(self.arrived) >= AT_ONCE:
+                self.turn.settle()
         elif 0 < len(data) < AT_ONCE:
             self.arrived = data
             self.turn.put_off(REQUESTS, Door._receive_arrived, self)
         else:
             self._receive(data)
-        if len(self.arrived) >= AT_ONCE:
-            self.turn.settle()
 
     def _receive_arrived(self) -> None:
         data, self.arrived = self.arrived, b""
-        if data and self.transport is not None:
-            self._receive(data)
+        self._receive(data)
 
     def drop(self) -> None:
         """Cut the connection: relayd itself failed on it."""
@@ -204,13 +203,32 @@ class Door(RequestHandler):
             if data:
                 self.wire_bytes += len(data)
                 self.since_ns = now_ns()
-            super().data_received(data)
-        if self._upgraded:
-            self._decline_upgrade()
+            self._parse(data)
+            if not self.pumping:
+                self._pump()
         if self._messages and self.exchange is None:
             self.turn.in_step(HEADS, Door._advance, self)
-        if self.payload is not None and not self.pumping:
-            self._pump()
+
+    def _parse(self, data: bytes) -> bool:
+        """Feed the parser; return True if there are more messages now.
+
+        This is what aiohttp's data_received does, without what it does for its task and for other protocols:
+        after a request that asked for one HTTP goes on.
+        """
+        assert self._parser is not None
+        messages, waiting = self._messages, len(self._messages)
+        upgraded = True
+        while upgraded:
+            try:
+                found, upgraded, data = self._parser.feed_data(data)
+            except HttpProcessingError as error:
+                found, upgraded = [(_ErrInfo(400, error, error.message), EMPTY_PAYLOAD)], False
+            messages.extend(found)
+            if upgraded:
+                self._parser.set_upgraded(False)
+        if len(messages) >= self._max_msg_queue_size and not self._buffer_paused:
+            self._pause_reading_for_buffer()
+        return len(messages) > waiting
 
     def _receive_heads(self, data: bytes) -> None:
         """Parse what is the head of a request, or several, while one may still be served.
@@ -220,22 +238,21 @@ class Door(RequestHandler):
         the good request would lose its answer.
         """
         self.head_bytes += len(data)
-        for piece in after_blank_lines(data) if has_more_behind_its_head(data) else (data,):
-            self._receive_head(piece)
+        if not has_more_behind_its_head(data):
+            self._receive_head(data)
+        else:
+            for piece in after_blank_lines(data):
+                self._receive_head(piece)
         if self.state == HEAD:
             if not self._messages:
                 self._check_unfinished_head()
         elif data:
             self.alone = False
-            if self.head_bytes > self.house.settings.front.max_head and not self._buffer_paused:
+            if self.head_bytes > self.house.max_head and not self._buffer_paused:
                 self._pause_reading_for_buffer()  # enough of what comes after the request being served
 
     def _receive_head(self, piece: bytes) -> None:
-        queued = len(self._messages)
-        super().data_received(piece)
-        if self._upgraded:
-            self._decline_upgrade()
-        if len(self._messages) > queued:
+        if self._parse(piece):
             self.unfinished = False
             self.first_line = b""
             # Behind a body the next head may have begun, and only the parser knows.
@@ -244,15 +261,6 @@ class Door(RequestHandler):
             self.unfinished = True
             if len(self.first_line) < FIRST_LINE_AT_MOST:
                 self.first_line += piece[:FIRST_LINE_AT_MOST]
-
-    def _decline_upgrade(self) -> None:
-        """Go on with HTTP after a request that asked for something else."""
-        assert self._parser is not None
-        self._parser.set_upgraded(False)
-        self._upgraded = False
-        tail, self._message_tail = self._message_tail, b""
-        if tail:
-            super().data_received(tail)
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Go on reading; aiohttp asks for it after every body, paused or not."""
@@ -318,7 +326,7 @@ class Door(RequestHandler):
 
     def _check_unfinished_head(self) -> None:
         """Refuse a head that is too large, or whose first line llhttp reads as HTTP/0.9."""
-        limit = self.house.settings.front.max_head
+        limit = self.house.max_head
         line, ended, _ = self.first_line.lstrip(b"\r\n").partition(b"\r\n")
         if self.head_bytes > limit:
             self._refuse_unread(fault("head_too_large", f"more than {limit} bytes (front.max_head)"))
@@ -343,9 +351,9 @@ class Door(RequestHandler):
         # What the body's framing is counted from: this read, if it brought nothing but this request.
         self.wire_bytes = max(0, self.head_bytes - head.size) if self.alone and not self._messages else 0
         self.head_bytes = 0
-        limit = self.house.settings.front.max_head
-        if head.size > limit:
-            return self._refuse_unread(fault("head_too_large", f"more than {limit} bytes (front.max_head)"))
+        if head.size > self.house.max_head:
+            limit = f"more than {self.house.max_head} bytes (front.max_head)"
+            return self._refuse_unread(fault("head_too_large", limit))
         keep_alive = not (message.should_close or head.fault or minor < 0 or self.house.draining)
         sink = self.sink = HttpSink(self.outlet, 0 if minor == 0 else 1, message.method == "HEAD", keep_alive)
         if self._paused:
@@ -357,7 +365,7 @@ class Door(RequestHandler):
             self.payload = payload
             self.line_known = False  # the next head may begin in the read that ends this body
         route = route_for(head.method, head.path, head.anthropic)
-        body = RequestBody(declared, self.house.settings.max_body if route.body == "json" else KEEP_FOR_RETRY)
+        body = RequestBody(declared, self.house.max_body if route.body == "json" else KEEP_FOR_RETRY)
         self.exchange = Exchange(self, head, sink, body, self.client, route, now, now)
         if payload is not EMPTY_PAYLOAD:
             if head.fault == 0:
@@ -483,7 +491,8 @@ class Door(RequestHandler):
             self.since_ns = now_ns()
             if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
                 self._resume_reading_if_drained()
-            self._advance()
+            if self._messages:
+                self._advance()
 
     def _finish_closing(self) -> None:
         """Send FIN behind the answer and read on for a moment, so that the client can take it."""
@@ -592,6 +601,8 @@ class House(web.Server):
         self.driver = driver
         self.settings = settings
         self.turn = turn
+        self.max_head = settings.front.max_head
+        self.max_body = settings.max_body
         self.doors: set[Door] = set()
         self.unread: set[Door] = set()  # doors whose sockets are not being read
         self._unread_timer: asyncio.TimerHandle | None = None
@@ -601,13 +612,12 @@ class House(web.Server):
 
     def __call__(self) -> Door:
         """Return the protocol of a new connection."""
-        limit = self.settings.front.max_head
         return Door(
             self,
             loop=self._loop,
             access_log=None,
-            max_line_size=limit,
-            max_field_size=limit,
+            max_line_size=self.max_head,
+            max_field_size=self.max_head,
             max_headers=256,
             read_bufsize=READ_BUFFER,
             auto_decompress=False,

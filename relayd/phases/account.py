@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from relayd._fast.leg import Leg, now_ns
-from relayd.records import Exchange, Fleet
+from relayd.records import NO_FACTS, Exchange, Fleet
 from relayd.telemetry.access_log import AccessLog
 from relayd.telemetry.metrics import OTHER, Metrics
 
@@ -62,7 +62,7 @@ class Books:
                 exchange.ready_ns,
                 exchange.leg_ns,
                 exchange.decision_ns,
-                facts.prompt_tokens if facts is not None else -1,
+                -1 if facts is NO_FACTS else facts.prompt_tokens,
                 exchange.route.uncached_input,
             )
         if self.log is not None:

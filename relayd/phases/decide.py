@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from relayd.records import Exchange, Facts, Fleet, Worker
+from relayd.records import Exchange, Fleet, Worker
 from relayd.routing.base import Policy
-
-_NO_FACTS = Facts("", 0, 0)
 
 
 def decide(exchange: Exchange, fleet: Fleet, policy: Policy, now_ns: int) -> Worker | None:
@@ -24,4 +22,4 @@ def decide(exchange: Exchange, fleet: Fleet, policy: Policy, now_ns: int) -> Wor
         candidates = list(serving)
     if len(candidates) < 2:
         return candidates[0] if candidates else None
-    return policy.pick(exchange.facts or _NO_FACTS, candidates, now_ns)
+    return policy.pick(exchange.facts, candidates, now_ns)

@@ -19,7 +19,7 @@ from relayd._fast.head import http_date
 from relayd._fast.leg import Leg, LegOutcome, LegState, Limits, Sweeper, Terms, now_ns
 from relayd._fast.sink import Sink, SinkState
 from relayd.config import Settings
-from relayd.faults import LEG_ROWS, Fault, LegRow, fault
+from relayd.faults import LEG_ROWS, Fault, fault
 from relayd.phases.account import Books
 from relayd.phases.admit import admit
 from relayd.phases.decide import decide
@@ -75,7 +75,14 @@ class Driver:
     def begin(self, exchange: Exchange) -> None:
         """Take an exchange whose head has arrived, and maybe its body."""
         try:
-            self._begin(exchange)
+            self.books.began()
+            refused = admit(exchange, self.settings)
+            if refused is not None:
+                self.fail(exchange, refused)
+            elif exchange.route.name == "models":
+                self._answer_models(exchange)
+            else:
+                self._gather(exchange)
         except Exception:
             self._give_up(exchange)
 
@@ -87,21 +94,15 @@ class Driver:
             exchange.leg = None
         self.fail(exchange, fault("internal"))
 
-    def _begin(self, exchange: Exchange) -> None:
-        self.books.began()
-        refused = admit(exchange, self.settings)
-        if refused is not None:
-            return self.fail(exchange, refused)
-        exchange.strip_usage = self.asks_for_usage
-        if exchange.route.name == "models":
-            return self._answer_models(exchange)
+    def _gather(self, exchange: Exchange) -> None:
+        """Decode the body if enough of it is there, and ask for the rest."""
+        body = exchange.body
         exchange.phase = "body"
-        if exchange.body.size > self.settings.max_body:
+        if body.size > self.settings.max_body:
             return self.body_failed(exchange, too_large(self.settings))
-        if not has_seen_enough(exchange):
-            return exchange.door.want_body()
-        self._decode(exchange)
-        if not exchange.body.complete and not exchange.ended:
+        if has_seen_enough(exchange):
+            self._decode(exchange)
+        if not body.complete and not exchange.ended:
             exchange.door.want_body()
         return None
 
@@ -164,6 +165,7 @@ class Driver:
 
     def _decode(self, exchange: Exchange) -> None:
         exchange.phase = "decide"
+        exchange.strip_usage = self.asks_for_usage
         if not self._hold(exchange):
             return self.body_failed(exchange, fault("overloaded", retry_after_s=1.0))
         refused = decode(exchange, self.settings.max_body)
@@ -178,23 +180,23 @@ class Driver:
 
     def _forward(self, exchange: Exchange, worker: Worker) -> None:
         """Begin a leg on `worker`."""
-        head, body, facts = exchange.head, exchange.body, exchange.facts
+        head, body, facts, client = exchange.head, exchange.body, exchange.facts, exchange.client
+        pool = worker.pool
         exchange.phase = "forward"
         exchange.tried.append(worker)
         exchange.next_worker = None
         if worker.rests:
             self.rests.picked(worker, now_ns())
-        client = exchange.client
         lines = client.lines
         if lines is None or client.host != head.host:
             lines = self._client_lines(exchange)
         length = body.size if body.complete and body.declared != -2 else body.declared
         leg = Leg(
-            worker.pool,
+            pool,
             exchange.sink,
             self,
             exchange,
-            head.for_worker(worker.pool.host, lines, exchange.stream, True, length),
+            head.for_worker(pool.host, lines, exchange.stream, True, length),
             body,
             self.terms.get(id(exchange.route)) or self._make_terms(exchange.route),
             worker.line if self.settings.reveal else b"",
@@ -204,8 +206,8 @@ class Driver:
             head.method == "HEAD",
             exchange.strip_usage,
             exchange.stream,
-            facts.prompt_tokens if facts is not None else 0,
-            facts.output_tokens if facts is not None else 0,
+            facts.prompt_tokens,
+            facts.output_tokens,
             exchange.ready_ns,
             exchange.arrived_ns + self.total_ns,
         )
@@ -281,18 +283,20 @@ class Driver:
     def leg_ended(self, leg: Leg) -> None:
         """Act on the end of a leg: account, go on elsewhere, or tell the client."""
         exchange: Exchange = leg.exchange
+        exchange.leg = None
+        exchange.leg_ns += leg.ended_ns - leg.begun_ns
         try:
-            self._leg_ended(exchange, leg)
+            self._note_health(leg, exchange.tried[-1])
+            if leg.outcome == COMPLETE:
+                self._complete(exchange, leg)
+            else:
+                self._go_on_after(exchange, leg)
         except Exception:
             self._give_up(exchange)
 
-    def _leg_ended(self, exchange: Exchange, leg: Leg) -> None:
+    def _go_on_after(self, exchange: Exchange, leg: Leg) -> None:
+        """Act on a leg that failed."""
         row = LEG_ROWS[leg.outcome]
-        exchange.leg = None
-        exchange.leg_ns += leg.ended_ns - leg.begun_ns
-        self._note_health(leg, row)
-        if leg.outcome == COMPLETE:
-            return self._complete(exchange, leg)
         if exchange.outcome == "client_closed":
             return self._finish(exchange, 499, "client_closed", leg)
         if leg.committed:
@@ -310,17 +314,16 @@ class Driver:
             return self.fail(exchange, late_fault(leg), leg)
         if leg.status < 500 and leg.status != 429:
             self.budget.succeeded()
-        outcome = exchange.outcome or outcome_of(leg)
-        return self._finish(exchange, leg.status, outcome, leg)
+        return self._finish(exchange, leg.status, exchange.outcome or outcome_of(leg), leg)
 
     def _fault_of(self, leg: Leg) -> Fault:
         row = LEG_ROWS[leg.outcome]
         worker = self.fleet.by_pool[leg.pool.name]
         return fault(row.code, leg.reason, worker=worker.name if self.settings.reveal else "")
 
-    def _note_health(self, leg: Leg, row: LegRow) -> None:
+    def _note_health(self, leg: Leg, worker: Worker) -> None:
         """Tell the breaker what this leg says about its worker."""
-        worker = self.fleet.by_pool[leg.pool.name]
+        row = LEG_ROWS[leg.outcome]
         if leg.response is not None:
             worker.up = True
         elif row.unreached:

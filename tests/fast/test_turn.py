@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from relayd._fast.turn import Outlet, Step, Turn
 from tests.fast.stage import FakeLoop, FakeTransport
 
-AT_MOST = 64  # arrivals in a turn
+AT_MOST = 32  # arrivals in a turn
 KEPT_AT_MOST = 65536
 
 

@@ -15,7 +15,7 @@ from relayd._fast.leg import RequestBody
 from relayd._fast.sink import Sink
 from relayd.phases.decode import MULTIPART_WINDOW, OUTPUT_UNKNOWN, decode, has_seen_enough
 from relayd.phases.routes import route_for
-from relayd.records import Client, Exchange
+from relayd.records import NO_FACTS, Client, Exchange
 
 LIMIT = 1 << 20
 CHAT, FORM, OTHER = b"/v1/chat/completions", b"/v1/audio/transcriptions", b"/whatever"
@@ -406,4 +406,4 @@ def test_other_bodies_are_nobodys_business(data):
     exchange = exchange_for(data, path=OTHER, whole=False, ask=True)
     assert has_seen_enough(exchange)
     assert decode(exchange, LIMIT) is None
-    assert (exchange.model, exchange.facts, exchange.strip_usage) == ("", None, False)
+    assert (exchange.model, exchange.facts, exchange.strip_usage) == ("", NO_FACTS, False)
