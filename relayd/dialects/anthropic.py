@@ -41,6 +41,9 @@ CLIENT_TYPES = frozenset(
     )
 )
 
+PREAMBLE, CONTENT = int(EventKind.EVENT_PREAMBLE), int(EventKind.EVENT_CONTENT)
+CLIENT_ERROR, WORKER_ERROR = int(EventKind.EVENT_CLIENT_ERROR), int(EventKind.EVENT_WORKER_ERROR)
+
 PREAMBLES = frozenset(("message_start", "ping"))
 
 
@@ -88,18 +91,18 @@ class Anthropic:
         """Return the EventKind of a whole event, for the commit point."""
         data = data_of(event)
         if data is None:
-            return EventKind.EVENT_PREAMBLE
+            return PREAMBLE
         try:
             said = _decode(data)
         except (msgspec.MsgspecError, RecursionError):
-            return EventKind.EVENT_CONTENT
+            return CONTENT
         if said.type == "error":
             kind = said.error.type if said.error is not None else None
             client = isinstance(kind, str) and kind in CLIENT_TYPES
-            return EventKind.EVENT_CLIENT_ERROR if client else EventKind.EVENT_WORKER_ERROR
+            return CLIENT_ERROR if client else WORKER_ERROR
         if isinstance(said.type, str) and said.type in PREAMBLES:
-            return EventKind.EVENT_PREAMBLE
+            return PREAMBLE
         if said.type == "content_block_start" and said.content_block is not None:
             empty_text = said.content_block.type == "text" and not said.content_block.text
-            return EventKind.EVENT_PREAMBLE if empty_text else EventKind.EVENT_CONTENT
-        return EventKind.EVENT_CONTENT
+            return PREAMBLE if empty_text else CONTENT
+        return CONTENT

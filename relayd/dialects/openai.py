@@ -71,6 +71,14 @@ CLIENT_ERRORS = frozenset(
     )
 )
 
+# As plain numbers: an enum's members are slow, and judging is part of every stream.
+PREAMBLE, CONTENT = int(EventKind.EVENT_PREAMBLE), int(EventKind.EVENT_CONTENT)
+CLIENT_ERROR, WORKER_ERROR = int(EventKind.EVENT_CLIENT_ERROR), int(EventKind.EVENT_WORKER_ERROR)
+
+# How a delta with text begins in nearly all streams, when the text is not empty.  No text can contain it:
+# inside a JSON string quotes are escaped.
+TEXT = b'"delta":{"content":"'
+
 # Responses API events that come before anything is said.
 PREAMBLES = frozenset(
     (
@@ -123,36 +131,39 @@ class OpenAI:
 
     def judge(self, event: bytes) -> int:
         """Return the EventKind of a whole event, for the commit point."""
+        at = event.find(TEXT)
+        if at >= 0 and not event.startswith(b'"', at + len(TEXT)) and b'"error"' not in event:
+            return CONTENT
         data = data_of(event)
         if data is None:
-            return EventKind.EVENT_PREAMBLE  # a comment
+            return PREAMBLE  # a comment
         try:
             said = _decode(data)
         except (msgspec.MsgspecError, RecursionError):
-            return EventKind.EVENT_CONTENT  # not ours to understand
+            return CONTENT  # not ours to understand
         if said.error is not None:
             return judge_error(said.error)
         if isinstance(said.type, str):
             if said.type == "error":
                 return judge_error(_Error(said.code))
             if said.type == "response.failed":
-                return EventKind.EVENT_WORKER_ERROR
-            return EventKind.EVENT_PREAMBLE if said.type in PREAMBLES else EventKind.EVENT_CONTENT
+                return WORKER_ERROR
+            return PREAMBLE if said.type in PREAMBLES else CONTENT
         if said.choices is None:
-            return EventKind.EVENT_CONTENT
+            return CONTENT
         if any(has_content(choice) for choice in said.choices):
-            return EventKind.EVENT_CONTENT
-        return EventKind.EVENT_PREAMBLE
+            return CONTENT
+        return PREAMBLE
 
 
 def judge_error(error: _Error | str) -> int:
     """Return whose fault an error event says it is: a 4xx other than 429 is the client's."""
     if isinstance(error, str):
-        return EventKind.EVENT_WORKER_ERROR
+        return WORKER_ERROR
     told = [word for word in (error.code, error.status, error.type) if isinstance(word, int | str)]
     if any(word in CLIENT_ERRORS for word in told):
-        return EventKind.EVENT_CLIENT_ERROR
-    return EventKind.EVENT_WORKER_ERROR
+        return CLIENT_ERROR
+    return WORKER_ERROR
 
 
 def has_content(choice: _Choice) -> bool:

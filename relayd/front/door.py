@@ -386,11 +386,13 @@ class Door(RequestHandler):
         """Give the body what came together with the head: the whole of it, for most requests."""
         payload = self.payload
         assert payload is not None
-        if payload._exception is not None or self._is_mostly_framing(payload):
-            return  # _pump says what is wrong
-        if len(payload._buffer) == 1 and payload._eof:
-            body.feed(payload._buffer.popleft())  # what read_nowait does, at a fifth of its price
-        elif payload._size:
+        if payload._exception is not None or self._is_mostly_framing(payload, body):
+            return None  # _pump says what is wrong
+        buffer = payload._buffer
+        if len(buffer) == 1 and payload._eof:
+            body.feed(buffer.popleft())  # what read_nowait does, at a fifth of its price
+            return self._body_has_come(payload, body)
+        if payload._size:
             self.pumping = True  # taking some makes aiohttp go on with what it had kept back
             try:
                 body.feed(payload.read_nowait(-1))
@@ -398,6 +400,7 @@ class Door(RequestHandler):
                 self.pumping = False
         if payload.at_eof():
             self._body_has_come(payload, body)
+        return None
 
     # -- bodies
 
@@ -429,10 +432,10 @@ class Door(RequestHandler):
         if payload.exception() is not None or self._has_parse_error():
             self._body_failed(fault("bad_body", "is not framed as HTTP says"))
             return False
-        if self._is_mostly_framing(payload) and not self._messages:
+        body = exchange.body
+        if self._is_mostly_framing(payload, body) and not self._messages:
             self._body_failed(fault("bad_body", "has more framing than content"))
             return False
-        body = exchange.body
         if body.full and not self.driver.wants_whole_body(exchange):
             return False
         moved = bool(payload._size)
@@ -457,7 +460,9 @@ class Door(RequestHandler):
         """True if the parser gave up: in the middle of a body it does not tell the body."""
         return bool(self._messages) and isinstance(self._messages[-1][0], _ErrInfo)
 
-    def _is_mostly_framing(self, payload: StreamReader) -> bool:
+    def _is_mostly_framing(self, payload: StreamReader, body: RequestBody) -> bool:
+        if body.declared >= 0:
+            return False  # a body of known length has none
         size = payload.total_bytes
         return self.wire_bytes - size > FRAMING_AT_MOST + FRAMING_PER_BYTE * size
 
