@@ -752,6 +752,17 @@ cdef class Leg(Source):
         self.resume()
 
     @property
+    def took_ns(self):
+        """From begin() to the end."""
+        return self.ended_ns - self.begun_ns
+
+    @property
+    def went_well(self):
+        """True if the answer was passed on whole, and neither it nor the way it came tells of anything wrong."""
+        return (self.outcome == LEG_COMPLETE and 200 <= self.status < 400
+                and not self.error_passed and not self.late)
+
+    @property
     def events(self):
         """Complete events of the answer so far."""
         return self.scan.events - self.scan.comments

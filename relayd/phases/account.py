@@ -45,26 +45,25 @@ class Books:
 
     def ended(self, exchange: Exchange, code: int, outcome: str, leg: Leg | None) -> None:
         """An exchange has ended; `leg` is the last one that tried to answer, if one did."""
-        metrics, meters = self.metrics, self.metrics.meters
+        metrics, route, model, worker = self.metrics, exchange.route, exchange.model, ""
         metrics.in_flight -= 1
-        model = exchange.model
         if model and model not in self.fleet.models:
             model = OTHER
-        key = (exchange.route.name, model, leg.pool.name if leg is not None else "", code, outcome)
-        metrics.requests[key] = metrics.requests.get(key, 0) + 1
         if leg is None:
-            meters.ended(exchange.arrived_ns, now_ns())
+            metrics.meters.ended(exchange.arrived_ns, now_ns())
         else:
+            worker = leg.pool.name
             facts = exchange.facts
-            meters.answered(
+            metrics.meters.answered(
                 leg,
                 exchange.arrived_ns,
                 exchange.ready_ns,
                 exchange.leg_ns,
                 exchange.decision_ns,
                 -1 if facts is NO_FACTS else facts.prompt_tokens,
-                exchange.route.uncached_input,
+                route.uncached_input,
             )
+        metrics.requests[route.name, model, worker, code, outcome] += 1
         if self.log is not None:
             self._write(exchange, code, outcome, leg)
 

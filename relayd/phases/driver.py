@@ -283,13 +283,19 @@ class Driver:
     def leg_ended(self, leg: Leg) -> None:
         """Act on the end of a leg: account, go on elsewhere, or tell the client."""
         exchange: Exchange = leg.exchange
+        worker = exchange.tried[-1]
         exchange.leg = None
-        exchange.leg_ns += leg.ended_ns - leg.begun_ns
+        exchange.leg_ns += leg.took_ns
         try:
-            self._note_health(leg, exchange.tried[-1])
-            if leg.outcome == COMPLETE:
+            if leg.went_well and not (worker.failures or worker.rests or exchange.outcome):
+                worker.up = True  # as nearly all end; the long way would come to the same
+                self.budget.succeeded()
+                self._finish(exchange, leg.status, "ok", leg)
+            elif leg.outcome == COMPLETE:
+                self._note_health(leg, worker)
                 self._complete(exchange, leg)
             else:
+                self._note_health(leg, worker)
                 self._go_on_after(exchange, leg)
         except Exception:
             self._give_up(exchange)
@@ -354,7 +360,7 @@ class Driver:
             return
         leg.cancel()
         exchange.leg = None
-        exchange.leg_ns += leg.ended_ns - leg.begun_ns
+        exchange.leg_ns += leg.took_ns
         self.rests.said_nothing(self.fleet.by_pool[leg.pool.name])
 
     def _cut(self, exchange: Exchange, leg: Leg, why: Fault) -> None:
