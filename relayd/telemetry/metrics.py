@@ -51,7 +51,7 @@ class Metrics:
         self.workers = workers
         self.is_open = is_open
         self.in_flight = 0
-        self.requests: Counter[tuple[str, str, str, int, str], int] = Counter()
+        self.requests: Counter[tuple[str, str, str, int, str]] = Counter()
         self.disconnects: Counter[str] = Counter()
         self.retries = 0
         self.dropped_log_lines = 0
