@@ -156,7 +156,7 @@ cpdef bytes random_hex(int words):
 
 @cython.overflowcheck(False)            # bits, not numbers
 cdef void put_random_hex(char* out, int eights) noexcept nogil:
-    """Write `eights` times 8 random hexadecimal digits: each eight nibbles, spread over eight bytes at once."""
+    """Write `eights` times 8 random hexadecimal digits, eight nibbles spread over eight bytes at once."""
     cdef uint64_t drawn = 0, nibbles
     cdef int i
     for i in range(eights):

@@ -758,7 +758,7 @@ cdef class Leg(Source):
 
     @property
     def went_well(self):
-        """True if the answer was passed on whole, and neither it nor the way it came tells of anything wrong."""
+        """True if the answer was passed on whole and tells of nothing that went wrong."""
         return (self.outcome == LEG_COMPLETE and 200 <= self.status < 400
                 and not self.error_passed and not self.late)
 

@@ -48,8 +48,8 @@ cdef class Turn:
 
 # What is written to one transport; while a turn is being handled it is kept until its end.
 #
-# Bytes go straight to the socket as long as the transport holds none back: its own way there costs twenty times
-# as much.  What the socket does not take at once, and everything behind it, is the transport's to write.
+# Bytes go straight to the socket as long as the transport holds none back: its own way there takes a
+# thousand instructions more.  What the socket does not take at once, and all behind it, the transport writes.
 cdef class Outlet:
     cdef readonly object transport      # None when the connection is lost
     cdef readonly int descriptor        # of the socket; -1 where only the transport can write (TLS)
