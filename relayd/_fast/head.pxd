@@ -79,7 +79,7 @@ cpdef ResponseHead read_response_head(list headers)
 
 # True if bytes follow the first head in `data` that should not be parsed together with it: that head closes
 # the connection, leaves HTTP, or has no body, and an error behind it must not cost it its answer.
-cpdef bint has_more_behind_its_head(bytes data)
+cpdef bint is_one_message(bytes data)
 
 # The Date value for now, made once a second.
 cpdef bytes http_date()

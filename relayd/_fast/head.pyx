@@ -625,35 +625,41 @@ cdef class RequestHead:
         return b"".join(parts)
 
 
-cpdef bint has_more_behind_its_head(bytes data):
-    """True if bytes follow the first head in `data` that should not be parsed together with it."""
+cpdef bint is_one_message(bytes data):
+    """True if `data`, which begins where a message does, holds no more than one, or not all of one.
+
+    What cannot be told from a glance at the head, the length of a chunked body, counts as more.
+    """
     cdef const char* line = PyBytes_AS_STRING(data)
     cdef const char* end = line + PyBytes_GET_SIZE(data)
     cdef const char* rest = after_line(line, end)
-    cdef bint has_body = False, leaves = False
+    cdef Py_ssize_t length = 0
     while rest is not NULL and distance(line, rest) <= 2:
         line = rest                     # blank lines in front of a head
         rest = after_line(line, end)
-    if rest is NULL:
-        return False
-    leaves = memmem(line, distance(line, rest), b"HTTP/1.0", 8) is not NULL
-    while True:
+    while rest is not NULL:
         line = rest
         rest = after_line(line, end)
         if rest is NULL:
-            return False                # the head is not complete
-        if distance(line, rest) <= 2:
-            break                       # the blank line behind it
-        if line[0] == b"C" or line[0] == b"c":
-            has_body = has_body or starts_with(line, rest, b"content-length")
-            leaves = leaves or starts_with(line, rest, b"connection") and not is_kept_alive(line, rest)
-        elif line[0] == b"T" or line[0] == b"t":
-            has_body = has_body or starts_with(line, rest, b"transfer-encoding")
-        elif line[0] == b"U" or line[0] == b"u":
-            leaves = leaves or starts_with(line, rest, b"upgrade")
-    if rest == end:
-        return False
-    return leaves or not has_body       # without a body what follows is another request
+            break
+        if distance(line, rest) <= 2:   # the blank line behind the head
+            return distance(rest, end) <= length
+        if starts_with(line, rest, b"content-length:"):
+            length = digits_in(line + 15, rest)
+        elif starts_with(line, rest, b"transfer-encoding"):
+            length = 0
+    return True                         # the head is not complete
+
+
+cdef Py_ssize_t digits_in(const char* text, const char* end) noexcept nogil:
+    """Return the number that the first digits make, 0 if there are none, at most 10**18."""
+    cdef Py_ssize_t number = 0
+    while text < end and not 48 <= text[0] <= 57:
+        text += 1
+    while text < end and 48 <= text[0] <= 57 and number < <Py_ssize_t> 100000000000000000:
+        number = number * 10 + (text[0] - 48)
+        text += 1
+    return number
 
 
 cdef const char* after_line(const char* line, const char* end) noexcept nogil:
@@ -668,11 +674,6 @@ cdef bint starts_with(const char* line, const char* end, const char* name) noexc
     """True if `line` begins with the lower-case `name`, in any spelling."""
     cdef Py_ssize_t size = strlen(name)
     return distance(line, end) >= size and strncasecmp(line, name, size) == 0
-
-
-cdef bint is_kept_alive(const char* line, const char* end) noexcept nogil:
-    """True for the one line that nearly every client sends; another may say close, or upgrade."""
-    return distance(line, end) == 24 and strncasecmp(line, b"connection: keep-alive\r\n", 24) == 0
 
 
 # --- answers ----------------------------------------------------------------------------------------

@@ -299,7 +299,7 @@ cdef class Pool:
 
     cdef int give_back(self, Connection connection) except -1:
         cdef Leg leg = self.next_waiting(False)
-        if leg is not None and connection.is_tainted():
+        if leg is not None and (connection.transport.is_closing() or connection.is_tainted()):
             self.waiting.appendleft(leg)    # a connection is being made for it already
             return connection.close()
         if leg is not None:
@@ -449,7 +449,8 @@ cdef class Connection:
         """True if something lies in the socket that no request asked for.
 
         The loop reports whatever comes to a connection that serves nobody, and that closes it.  Only a read
-        that filled its buffer can have left something behind.
+        that filled its buffer can have left something behind; what comes between a read and the end of its
+        turn is the race that every kept connection runs.
         """
         return not self.read_fully and self.has_unread()
 

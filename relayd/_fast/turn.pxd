@@ -44,6 +44,7 @@ cdef class Turn:
 
     cdef bint has_steps(self)
     cdef int go_through(self, int step) except -1
+    cdef int flush(self, Outlet outlet) except -1
 
 
 # What is written to one transport; while a turn is being handled it is kept until its end.

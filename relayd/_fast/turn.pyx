@@ -65,7 +65,14 @@ cdef class Turn:
             outlets = self.outlets
             self.outlets = []
             for outlet in outlets:
-                outlet.flush()
+                self.flush(outlet)
+        return 0
+
+    cdef int flush(self, Outlet outlet) except -1:
+        try:
+            outlet.flush()
+        except Exception as error:      # one that cannot be written to keeps nobody else from it
+            self.loop.call_exception_handler({"message": "relayd failed to write", "exception": error})
         return 0
 
     cdef bint has_steps(self):

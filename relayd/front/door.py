@@ -33,7 +33,7 @@ from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.tcp_helpers import tcp_keepalive
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
-from relayd._fast.head import RequestHead, has_more_behind_its_head
+from relayd._fast.head import RequestHead, is_one_message
 from relayd._fast.leg import RequestBody, now_ns
 from relayd._fast.sink import HttpSink, SinkState, reset
 from relayd._fast.turn import Outlet, Step, Turn
@@ -82,6 +82,7 @@ class Door(RequestHandler):
         "outlet",
         "payload",
         "pumping",
+        "seam",
         "since_ns",
         "sink",
         "state",
@@ -110,6 +111,8 @@ class Door(RequestHandler):
         self.line_known = True
         self.wire_bytes = 0
         self.alone = False  # nothing but the head being read, and its body, has come since IDLE
+        # The last bytes read, since the end of a head may be cut anywhere; None where a message begins.
+        self.seam: bytes | None = None
         self.unfinished = False  # the last bytes of heads brought no whole one
         self.advancing = False
         self.pumping = False
@@ -193,7 +196,7 @@ class Door(RequestHandler):
         """Parse what came, and go on with it; nothing is what aiohttp gives when it wants to go on."""
         if self._force_close or self._close:
             return
-        if self.state == IDLE and data:
+        if self.state == IDLE and data and not self._messages:
             self.state = HEAD
             self.since_ns = now_ns()
             self.alone = True
@@ -203,7 +206,7 @@ class Door(RequestHandler):
             if data:
                 self.wire_bytes += len(data)
                 self.since_ns = now_ns()
-            self._parse(data)
+            self._receive_body(data)
             if not self.pumping:
                 self._pump()
         if self._messages and self.exchange is None:
@@ -231,18 +234,16 @@ class Door(RequestHandler):
         return len(messages) > waiting
 
     def _receive_heads(self, data: bytes) -> None:
-        """Parse what is the head of a request, or several, while one may still be served.
-
-        Where more follows a head that closes the connection, leaves HTTP or has no body, each head is fed
-        alone: behind an upgrade aiohttp drops what follows, and behind a close llhttp calls it an error, and
-        the good request would lose its answer.
-        """
+        """Parse what is the head of a request, or several, while one may still be served."""
         self.head_bytes += len(data)
-        if not has_more_behind_its_head(data):
+        if self.seam is None and is_one_message(data):
+            if not self._receive_head(data) or not self._messages[-1][1].is_eof():
+                self.seam = data[-3:]
+        elif not data:
             self._receive_head(data)
+            self.seam = self.seam or b""
         else:
-            for piece in after_blank_lines(data):
-                self._receive_head(piece)
+            self._receive_pieces(data)
         if self.state == HEAD:
             if not self._messages:
                 self._check_unfinished_head()
@@ -251,16 +252,41 @@ class Door(RequestHandler):
             if self.head_bytes > self.house.max_head and not self._buffer_paused:
                 self._pause_reading_for_buffer()  # enough of what comes after the request being served
 
-    def _receive_head(self, piece: bytes) -> None:
+    def _receive_body(self, data: bytes) -> None:
+        """Parse more of a body, and what comes behind it."""
+        payload, exchange = self.payload, self.exchange
+        assert payload is not None
+        assert exchange is not None
+        left = exchange.body.declared - payload.total_bytes
+        if not data or len(data) <= left:
+            self._parse(data)
+            self.seam = None if len(data) == left else b""
+        else:
+            for piece in after_blank_lines(data, self.seam or b""):
+                self._parse(piece)
+            self.seam = ((self.seam or b"") + data[-3:])[-3:]
+
+    def _receive_pieces(self, data: bytes) -> None:
+        """Parse the rest of a head, or several messages, every head alone."""
+        piece = b""
+        for piece in after_blank_lines(data, self.seam or b""):
+            self._receive_head(piece)
+        at_end = piece.endswith(b"\r\n\r\n") and self._messages and self._messages[-1][1] is EMPTY_PAYLOAD
+        self.seam = None if at_end else ((self.seam or b"") + data[-3:])[-3:]
+
+    def _receive_head(self, piece: bytes) -> bool:
+        """Parse what may be part of a head; return True if that brought a message."""
         if self._parse(piece):
             self.unfinished = False
             self.first_line = b""
             # Behind a body the next head may have begun, and only the parser knows.
             self.line_known = piece.endswith(b"\r\n\r\n")
-        elif piece:
+            return True
+        if piece:
             self.unfinished = True
             if len(self.first_line) < FIRST_LINE_AT_MOST:
                 self.first_line += piece[:FIRST_LINE_AT_MOST]
+        return False
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Go on reading; aiohttp asks for it after every body, paused or not."""
@@ -299,16 +325,17 @@ class Door(RequestHandler):
         super().resume_writing()
         if self.sink is not None:
             self.sink.resume()
+        self._advance()
 
     # -- requests
 
     def _advance(self) -> None:
-        """Start the next exchange, as long as there is a message and none is being served."""
-        if self.advancing:
+        """Start exchanges while there are messages, none is being served, and the client reads."""
+        if self.advancing or self._close or self._force_close:
             return
         self.advancing = True
         try:
-            while self.exchange is None and self._messages and not self._close and not self._force_close:
+            while self._messages and self.exchange is None and not (self._paused or self._close):
                 self._next_message()
         finally:
             self.advancing = False
@@ -429,7 +456,7 @@ class Door(RequestHandler):
         exchange, payload = self.exchange, self.payload
         if exchange is None or payload is None or exchange.ended:
             return False
-        if payload.exception() is not None or self._has_parse_error():
+        if payload.exception() is not None or (self._has_parse_error() and not payload.is_eof()):
             self._body_failed(fault("bad_body", "is not framed as HTTP says"))
             return False
         body = exchange.body
@@ -543,6 +570,8 @@ class Door(RequestHandler):
         waited_s = (now - self.since_ns) / NS
         if self._takes_nothing(now):
             reset(transport)  # a FIN could look like the end of the answer
+        elif self._messages and self.exchange is None:
+            pass  # requests wait until the client takes the answers that it has asked for
         elif self.state == IDLE:
             if limits.keepalive and waited_s > limits.keepalive:
                 transport.close()
@@ -690,14 +719,22 @@ def bytes_in_kernel(transport: asyncio.Transport) -> int:
     return int.from_bytes(answer, sys.byteorder)
 
 
-def after_blank_lines(data: bytes) -> Iterator[bytes]:
-    """Yield `data` in pieces, each ending behind a blank line."""
-    start = 0
-    while start < len(data):
-        end = data.find(b"\r\n\r\n", start)
-        stop = len(data) if end < 0 else end + 4
-        yield data[start:stop]
-        start = stop
+def after_blank_lines(data: bytes, seam: bytes) -> Iterator[bytes]:
+    """Yield `data` in pieces that end behind blank lines, which may have begun in `seam`, what came before.
+
+    So every head is fed alone, with at most the end of a body in front of it.  Behind an upgrade aiohttp
+    drops what follows, behind a close llhttp calls it an error, and an error takes along the messages in
+    front of it: good requests would lose their answers.
+    """
+    text, start = seam + data, len(seam)
+    searched = 0
+    while start < len(text):
+        end = text.find(b"\r\n\r\n", searched)
+        stop = len(text) if end < 0 else end + 4
+        if stop > start:
+            yield text[start:stop]
+            start = stop
+        searched = stop
 
 
 def parse_fault(error: _ErrInfo) -> Fault:

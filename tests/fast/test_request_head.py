@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relayd._fast import head as head_module
-from relayd._fast.head import HeadFault, RequestHead, has_more_behind_its_head, random_hex, set_via
+from relayd._fast.head import HeadFault, RequestHead, is_one_message, random_hex, set_via
 
 HOST = (b"Host", b"relay.test")
 CLIENT = b"X-Forwarded-For: 10.0.0.1\r\nVia: 1.1 relayd-test\r\n"
@@ -613,25 +613,33 @@ def test_a_flood_of_spellings_changes_nothing():
 
 # --- small things -------------------------------------------------------------------------------------
 
-BEHIND = [
-    (b"GET / HTTP/1.1\r\nConnection: close\r\n\r\nGET", True),
-    (b"GET / HTTP/1.0\r\n\r\nGET", True),
-    (b"GET / HTTP/1.1\r\nUpgrade: h2c\r\n\r\nGET", True),
-    (b"GET / HTTP/1.1\r\nupgrade: h2c\r\n\r\nGET", True),
-    (b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n", False),
-    (b"GET / HTTP/1.1\r\nConnection: close\r\n", False),
-    (b"GET / HTTP/1.1\r\nHost: a\r\n\r\nGET", True),
-    (b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nclose", False),
-    (b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n", False),
-    (b"POST / HTTP/1.1\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello", True),
-    (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", False),
-    (b"", False),
+POST = b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\n"
+ONE = [
+    (b"", True),
+    (b"GET / HT", True),
+    (b"GET / HTTP/1.1\r\nHost: a\r\n", True),
+    (b"GET / HTTP/1.1\r\nHost: a\r\n\r", True),
+    (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", True),
+    (b"GET / HTTP/1.1\r\nHost: a\r\n\r\nG", False),
+    (b"\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n", True),
+    (b"\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n\r\n", False),
+    (POST, True),
+    (POST + b"hell", True),
+    (POST + b"hello", True),
+    (POST + b"hello!", False),
+    (POST.replace(b"Content-Length: ", b"content-LENGTH:\t"), True),
+    (POST.replace(b"Content-Length: 5", b"Content-Length: 0") + b"G", False),
+    (POST.replace(b": 5", b": " + b"9" * 40) + b"hello", True),
+    (POST.replace(b": 5", b": x") + b"hello", False),
+    (POST.replace(b"Content-Length: 5", b"Transfer-Encoding: chunked"), True),
+    (POST.replace(b"Content-Length: 5", b"Transfer-Encoding: chunked") + b"0\r\n\r\n", False),
+    (POST.replace(b"Content-Length", b"X-Content-Length") + b"hello", False),
 ]
 
 
-@pytest.mark.parametrize(("data", "answer"), BEHIND)
-def test_sees_what_is_behind_a_last_head(data, answer):
-    assert has_more_behind_its_head(data) is answer
+@pytest.mark.parametrize(("data", "answer"), ONE)
+def test_sees_whether_more_than_one_message_has_come(data, answer):
+    assert is_one_message(data) is answer
 
 
 def test_ids_are_hexadecimal_and_differ():

@@ -233,6 +233,76 @@ def test_pipelined_requests_are_served_one_by_one_in_order():
         assert [bytes(answer.body) for answer in place.answers] == [b"0", b"1", b"2", b"3", b"4"]
 
 
+def post(number: int, *lines: bytes, version: bytes = b"1.1") -> bytes:
+    """Return a request with a body that says which one it is."""
+    body = b'{"n":%d}' % number
+    head = [b"POST /%d HTTP/%b" % (number, version), b"Host: a", *lines, b"Content-Length: %d" % len(body)]
+    return b"\r\n".join([*head, b"", body])
+
+
+def get(number: int, *lines: bytes) -> bytes:
+    return b"\r\n".join([b"GET /%d HTTP/1.1" % number, b"Host: a", *lines, b"", b""])
+
+
+UPGRADE = (b"Connection: Upgrade", b"Upgrade: h2c")
+TOGETHER = {  # what is sent, and which requests are served before the end
+    "upgrade": (get(0, *UPGRADE) + get(1) + post(2), [0, 1, 2]),
+    "upgrade to tcp": (get(0, b"Upgrade: tcp", b"Connection: Upgrade") + post(1), [0, 1]),
+    "upgrade behind a body": (post(0) + get(1, *UPGRADE) + get(2), [0, 1, 2]),
+    "upgrade behind chunks": (
+        b"POST /0 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks([b"ab"])
+        + get(1, *UPGRADE) + get(2), [0, 1, 2],
+    ),
+    "close": (post(0, b"Connection: close") + post(1), [0]),
+    "close, in other words": (post(0, b"connection: x , CLOSE") + post(1), [0]),
+    "close twice": (post(0, b"Connection: keep-alive", b"Connection: close") + post(1), [0]),
+    "proxy-connection": (post(0, b"Proxy-Connection: close") + post(1), [0]),
+    "get and close": (get(0, b"Connection: close") + get(1), [0]),
+    "HTTP/1.0": (post(0, version=b"1.0") + post(1), [0]),
+    "chunks and close": (
+        b"POST /0 HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + chunks([b"ab", b"\r\n\r\n"]) + get(1), [0],
+    ),
+    "good and bad": (get(0) + b"B\x00D / HTTP/1.1\r\n\r\n", [0]),
+    "a body and bad": (post(0) + b"G@T / HTTP/1.1\r\n\r\n", [0]),
+    "blank lines": (b"\r\n\r\n" + get(0) + b"\r\n" + get(1), [0, 1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", TOGETHER)
+def test_a_good_request_is_served_whatever_follows_it_and_however_it_is_cut(what):
+    data, served = TOGETHER[what]
+
+    @within_a_loop
+    def scene() -> None:
+        for pieces in every_way(data):
+            place = Place()
+            for piece in pieces:
+                place.send(piece)
+                while place.door.exchange is not None and place.exchange.body.complete:
+                    finish(place.exchange)
+            assert [exchange.head.path for exchange in place.driver.begun] == [b"/%d" % n for n in served], (
+                pieces
+            )
+            assert [answer.status for answer in place.answers][: len(served)] == [200] * len(served), pieces
+
+    scene()
+
+
+@within_a_loop
+def test_a_client_that_does_not_read_gets_no_further_answers():
+    """Answers of relayd's own heed no pause: so no further request is begun."""
+    place = Place()
+    place.driver.instantly = True
+    place.door.pause_writing()
+    place.send(GET * 20)
+    assert place.driver.begun == []
+    place.sweep(100)
+    assert place.transport.ending == "", "it waits for the client, not the client for it"
+    place.door.resume_writing()
+    assert len(place.answers) == 20
+
+
 @within_a_loop
 def test_pipelined_bodies_do_not_mix():
     place = Place()
@@ -740,4 +810,8 @@ def test_a_shutdown_cuts_what_is_left():
     ],
 )
 def test_heads_are_fed_one_by_one(data, pieces):
-    assert list(after_blank_lines(data)) == pieces
+    assert list(after_blank_lines(data, b"")) == pieces
+    for cut in range(1, min(4, len(data))):
+        behind = list(after_blank_lines(data[cut:], data[:cut]))
+        assert b"".join(behind) == data[cut:]
+        assert all(piece.endswith(tuple(pieces)) or piece in pieces[0] for piece in behind)
