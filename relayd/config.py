@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -57,10 +57,39 @@ def read_share(text: str) -> float:
     return float(match[1]) / 100
 
 
+class RateOf(NamedTuple):
+    """So many in so much time."""
+
+    units: int
+    period_s: float
+
+
+_PERIODS = {"s": 1.0, "min": 60.0, "h": 3600.0, "hour": 3600.0, "d": 86400.0, "day": 86400.0}
+
+
+def read_rate(text: str) -> RateOf | None:
+    """Return a rate from `100/s`, `600/min`, `10M/day`, or None from `off`."""
+    if text == "off":
+        return None
+    match = re.fullmatch(r"([1-9][0-9]{0,8})([kM]?)/(s|min|h|hour|d|day)", text)
+    if match is None:
+        raise SettingError(
+            f"{text!r} is not a rate: write a number a time, such as 100/s, 600/min or 10M/day, or off"
+        )
+    return RateOf(int(match[1]) * {"": 1, "k": 1000, "M": 1_000_000}[match[2]], _PERIODS[match[3]])
+
+
 def read_count(text: str) -> int:
     """Return a whole number."""
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise SettingError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def read_positive(text: str) -> int:
+    """Return a whole number that is not 0."""
+    if not read_count(text):
+        raise SettingError(f"{text!r} would let nothing through: write 1 or more")
     return int(text)
 
 
@@ -171,6 +200,21 @@ class Front(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_connections: Annotated[int, _unit(read_count, "open client connections; 0 is no bound")] = 0
 
 
+class PerAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How often one address may ask, whoever it is."""
+
+    rate: Annotated[
+        RateOf | None, _unit(read_rate, "requests of one client address (IPv6: one /64), or off")
+    ] = None
+    burst: Annotated[int, _unit(read_positive, "of them at once")] = 100
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much may be asked for."""
+
+    per_address: PerAddress = PerAddress()
+
+
 class WorkerTls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """TLS towards workers whose URL begins with https://."""
 
@@ -216,6 +260,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float, _unit(read_duration, "what running requests may take after TERM; off waits for the last one")
     ] = 60.0
     front: Front = Front()
+    limits: Limits = Limits()
     resilience: Resilience = Resilience()
     worker_tls: WorkerTls = WorkerTls()
 

@@ -73,6 +73,8 @@ KINDS = {
         FaultKind("body_too_large", 413, "client", "the request's body is larger than {detail} (max_body)"),
         FaultKind("bad_body", 400, "client", "the request's body {detail}"),
         FaultKind("body_coding", 415, "client", "the body's coding {detail} is not read here"),
+        # Limits.
+        FaultKind("address_rate", 429, "client", "too many requests from this address: {detail}"),
         # Choosing a worker.
         FaultKind("no_worker", 503, "relayd", "no worker can take this request now"),
         FaultKind("overloaded", 503, "relayd", "too much is being held in memory; try again shortly"),

@@ -181,7 +181,7 @@ def test_defaults_are_those_of_the_design():
 
 @pytest.mark.parametrize(("path", "hint"), SETTINGS, ids=[path for path, _ in SETTINGS])
 def test_every_setting_can_be_set_by_its_path_and_nothing_else_changes(path, hint):
-    texts = ["7s", "7%", "7", "on", "off", "10.1.2.3:77", "10.0.0.0/8", "drain", "vllm", "some text"]
+    texts = ["7s", "7%", "7", "7/min", "on", "off", "10.1.2.3:77", "10.0.0.0/8", "drain", "vllm", "some text"]
     before = Settings()
     read = meta_of(hint).extra["read"]
     for text in texts:

@@ -18,7 +18,7 @@ LAYERS = [
     {"_fast"},
     {"config", "faults", "records", "registry"},
     {"net"},
-    {"routing", "dialects"},
+    {"routing", "dialects", "limits"},
     {"telemetry"},
     {"upstream"},
     {"phases"},

@@ -75,7 +75,7 @@ class Books:
             {
                 "time": time.time(),
                 "request_id": exchange.head.request_id.decode("ascii"),
-                "client": exchange.client.address,
+                "client": exchange.address or exchange.client.address,
                 "route": exchange.route.name,
                 "model": exchange.model[:128],
                 "worker": leg.pool.name if leg is not None else "",

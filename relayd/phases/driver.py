@@ -13,13 +13,14 @@ What an exchange holds is given back in `_finish`, which runs exactly once, what
 from __future__ import annotations
 
 import logging
-from ipaddress import ip_address, ip_network
+from math import ceil
 
 from relayd._fast.head import http_date
 from relayd._fast.leg import Leg, LegOutcome, LegState, Limits, Sweeper, Terms, now_ns
 from relayd._fast.sink import Sink, SinkState
 from relayd.config import Settings
 from relayd.faults import LEG_ROWS, Fault, fault
+from relayd.limits.addresses import Addresses
 from relayd.phases.account import Books
 from relayd.phases.admit import admit
 from relayd.phases.decide import decide
@@ -66,7 +67,7 @@ class Driver:
         self.asks_for_usage = settings.engine in ("vllm", "sglang")
         self.rests = Rests(settings.resilience.breaker)
         self.budget = RetryBudget(settings.resilience.retry.budget, now_ns())
-        self.trusted = [ip_network(text) for text in settings.trusted_proxies]
+        self.addresses = Addresses(settings.trusted_proxies, settings.limits.per_address, now_ns())
         self.held_bytes = 0
         self.draining = False
 
@@ -76,7 +77,7 @@ class Driver:
         """Take an exchange whose head has arrived, and maybe its body."""
         try:
             self.books.began()
-            refused = admit(exchange, self.settings)
+            refused = admit(exchange, self.settings, self.addresses)
             if refused is not None:
                 self.fail(exchange, refused)
             elif exchange.route.name == "models":
@@ -233,7 +234,7 @@ class Driver:
     def _client_lines(self, exchange: Exchange) -> bytes:
         """Return the lines about the client, and keep them if its next request will need the same."""
         head, client = exchange.head, exchange.client
-        believed = bool(self.trusted) and self._is_trusted(client.address)
+        believed = self.addresses.trusts(client.address)
         address, proto = client.address.encode("ascii", "replace"), b"http"
         if believed and head.forwarded_for is not None:
             address = head.forwarded_for + b", " + address
@@ -244,13 +245,6 @@ class Driver:
         if not believed:
             client.host, client.lines = head.host, lines
         return lines
-
-    def _is_trusted(self, client: str) -> bool:
-        try:
-            address = ip_address(client)
-        except ValueError:
-            return False
-        return any(address in network for network in self.trusted)
 
     # -- what a leg asks and reports
 
@@ -397,8 +391,8 @@ class Driver:
             lines += b"Request-Id: %b\r\n" % exchange.head.request_id
         if why.retry_after_s is not None:
             lines += b"Retry-After: %d\r\nRetry-After-Ms: %d\r\n" % (
-                max(1, round(why.retry_after_s)), round(why.retry_after_s * 1000))  # fmt: skip
-        if why.kind.whose == "client":
+                max(1, ceil(why.retry_after_s)), ceil(why.retry_after_s * 1000))  # fmt: skip
+        elif why.kind.whose == "client":
             lines += b"X-Should-Retry: false\r\n"
         return lines
 

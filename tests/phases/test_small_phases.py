@@ -9,7 +9,9 @@ from relayd._fast.leg import Pool, RequestBody
 from relayd._fast.sink import Sink
 from relayd._fast.sse import Terminator
 from relayd.config import Settings
-from relayd.phases.admit import admit
+from relayd.faults import Fault
+from relayd.limits.addresses import Addresses
+from relayd.phases import admit as phase
 from relayd.phases.decide import decide
 from relayd.phases.retry_after import number, seconds_asked_for
 from relayd.phases.routes import POSTS, route_for
@@ -27,6 +29,12 @@ def exchange_for(
     return Exchange(
         None, head, Sink(), RequestBody(-2, 0), Client("a"), route_for("POST", target, False), 0, 0
     )
+
+
+def admit(exchange: Exchange, settings: Settings) -> Fault | None:
+    """Admit an exchange as the first of its address."""
+    addresses = Addresses(settings.trusted_proxies, settings.limits.per_address, NOW)
+    return phase.admit(exchange, settings, addresses)
 
 
 # --- admit --------------------------------------------------------------------------------------------

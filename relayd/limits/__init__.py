@@ -1,0 +1,1 @@
+"""How much somebody may ask for."""

@@ -1,0 +1,196 @@
+"""A bucket holds what it should, to the unit and to the nanosecond, as a model in rational numbers says."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import gcd
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from relayd._fast.bucket import Buckets, Rate
+
+S = 1_000_000_000
+START = 123_456_789_012
+KEY = bytes(range(16))
+
+
+def buckets(count: int, period_ns: int, burst: int, slots: int = 64) -> Buckets:
+    return Buckets(Rate(count, period_ns, burst, START), bytearray(slots * Buckets.SLOT_SIZE))
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+class Model:
+    """The same in rational numbers: what is missing from a full bucket, and since when."""
+
+    def __init__(self, count: int, period_ns: int, burst: int) -> None:
+        self.a_unit = Fraction(period_ns, count)
+        self.burst = burst
+        self.full_at = Fraction(START)
+
+    def take(self, cost: int, now: int) -> int:
+        if cost > self.burst:
+            return -1
+        full_at = max(self.full_at, Fraction(now)) + cost * self.a_unit
+        missing = full_at - now - self.burst * self.a_unit
+        if missing > 0:
+            return -(-missing.numerator // missing.denominator)
+        self.full_at = full_at
+        return 0
+
+    def give_back(self, units: int) -> None:
+        self.full_at -= units * self.a_unit
+
+    def left(self, now: int) -> int:
+        behind = max(self.full_at - now, Fraction(0))
+        return int((self.burst * self.a_unit - behind) // self.a_unit)
+
+
+def test_a_hundred_at_once_and_a_hundred_a_second_after():
+    table = buckets(100, S, 100)
+    assert [table.take(KEY, 1, START) for _ in range(101)] == [0] * 100 + [10_000_000]
+    admitted = sum(table.take(KEY, 1, START + ms * 1_000_000) == 0 for ms in range(1, 1001))
+    assert admitted == 100
+    assert table.left(KEY, START + 1_000_000_000) == 0
+    assert table.left(KEY, START + 3 * S) == 100
+
+
+def test_the_wait_that_is_told_is_the_shortest_that_helps():
+    table = buckets(7, S, 3)
+    for _ in range(3):
+        table.take(KEY, 1, START)
+    wait = table.take(KEY, 1, START)
+    assert wait == 142_857_143
+    assert table.take(KEY, 1, START + wait - 1) == 1
+    assert table.take(KEY, 1, START + wait) == 0
+
+
+def test_a_refusal_takes_nothing():
+    table = buckets(10, S, 10)
+    table.take(KEY, 8, START)
+    for _ in range(100):
+        assert table.take(KEY, 3, START) > 0
+    assert table.left(KEY, START) == 2
+    assert table.take(KEY, 2, START) == 0
+
+
+def test_more_than_the_bucket_ever_holds_is_never_had():
+    table = buckets(10, S, 10)
+    assert table.take(KEY, 11, START) == -1
+    assert table.take(KEY, 11, START + 100 * S) == -1
+    assert table.left(KEY, START) == 10
+
+
+def test_what_is_given_back_can_be_had_again_and_no_more_than_that():
+    table = buckets(10, 60 * S, 10)
+    table.take(KEY, 10, START)
+    table.give_back(KEY, 4, START)
+    assert table.left(KEY, START) == 4
+    table.give_back(KEY, 10, START)
+    assert table.left(KEY, START) == 10
+    assert [table.take(KEY, 10, START), table.take(KEY, 1, START) > 0] == [0, True]
+
+
+def test_one_key_knows_nothing_of_another():
+    table = buckets(1, S, 1)
+    assert [table.take(key(number), 1, START) for number in range(1, 30)] == [0] * 29
+    assert all(table.take(key(number), 1, START) > 0 for number in range(1, 30))
+
+
+def test_a_full_table_forgets_whom_it_favours_most():
+    table = buckets(1, S, 10, slots=8)
+    for number in range(1, 9):
+        table.take(key(number), number, START)
+    assert table.take(key(9), 1, START) == 0
+    assert table.forgotten == 1
+    assert [table.left(key(number), START) for number in range(2, 9)] == [10 - n for n in range(2, 9)]
+
+
+def test_buckets_that_are_full_again_make_room_unnoticed():
+    table = buckets(1, S, 10, slots=8)
+    for number in range(1, 9):
+        table.take(key(number), 1, START)
+    for number in range(11, 19):
+        assert table.take(key(number), 1, START + 2 * S) == 0
+    assert table.forgotten == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "period_ns", "burst"), [(0, S, 1), (1, 0, 1), (1, S, 0), (-1, S, 1), (1, 1 << 62, 4)]
+)
+def test_rates_that_make_no_sense(count, period_ns, burst):
+    with pytest.raises(ValueError, match=r"positive|centuries"):
+        Rate(count, period_ns, burst, START)
+
+
+@pytest.mark.parametrize("slots", [0, 4, 12, 65])
+def test_memory_that_is_no_table(slots):
+    with pytest.raises(ValueError, match="power of two"):
+        buckets(1, S, 1, slots)
+
+
+def test_keys_and_costs_are_checked():
+    table = buckets(1, S, 1)
+    with pytest.raises(ValueError, match="16 bytes"):
+        table.take(b"short", 1, START)
+    with pytest.raises(ValueError, match="negative"):
+        table.take(KEY, -1, START)
+    with pytest.raises(ValueError, match="given back"):
+        table.give_back(KEY, 2, START)
+
+
+# --- against the model --------------------------------------------------------------------------------
+
+PERIODS = st.sampled_from([S, 60 * S, 3600 * S, 86_400 * S])
+
+
+class Story(RuleBasedStateMachine):
+    """Anything may be taken, given back and looked at, in any order, as time passes."""
+
+    @initialize(count=st.integers(1, 100_000_000), period=PERIODS, burst=st.integers(1, 10_000))
+    def begin(self, count, period, burst) -> None:
+        if count // gcd(count, period) > 64:
+            count = max(1, count // 10**6 * 10**6)  # these are rounded, see below
+            if count // gcd(count, period) > 64:
+                count = 7
+        self.table, self.model = buckets(count, period, burst), Model(count, period, burst)
+        self.now, self.taken = START, 0
+
+    @rule(cost=st.integers(0, 12_000))
+    def take(self, cost) -> None:
+        got = self.table.take(KEY, cost, self.now)
+        assert got == self.model.take(cost, self.now)
+        if got == 0:
+            self.taken = cost
+
+    @rule(units=st.integers(0, 12_000))
+    def give_back(self, units) -> None:
+        units = min(units, self.taken)
+        self.taken -= units
+        self.table.give_back(KEY, units, self.now)
+        self.model.give_back(units)
+
+    @rule(passed=st.one_of(st.integers(0, 1000), st.integers(0, 10 * S), st.integers(0, 100_000 * S)))
+    def time_passes(self, passed) -> None:
+        self.now += passed
+
+    @rule()
+    def look(self) -> None:
+        assert self.table.left(KEY, self.now) == self.model.left(self.now)
+
+
+def test_any_story():
+    run_state_machine_as_test(Story)
+
+
+@given(st.integers(1, 10_000_000), PERIODS)
+def test_a_rate_that_is_rounded_is_never_faster_and_hardly_slower(count, period_ns):
+    table, exact = buckets(count, period_ns, 1), Fraction(period_ns, count)
+    assert table.take(KEY, 1, START) == 0
+    wait = table.take(KEY, 1, START)
+    assert exact <= wait <= exact + 1 + exact / 1_000_000
