@@ -227,6 +227,20 @@ def test_nothing_is_written_to_a_connection_that_is_gone():
     assert (transport.written, outlet.transport) == (b"", None)
 
 
+def test_one_that_cannot_be_written_to_keeps_nobody_else_from_it():
+    class BrokenTransport(FakeTransport):
+        def write(self, data: bytes) -> None:
+            raise RuntimeError("closed")
+
+    scene = Scene()
+    transport = FakeTransport()
+    outlets = Outlet(BrokenTransport(), scene.turn), Outlet(transport, scene.turn)
+    with pytest.raises(AssertionError):
+        write_in_a_turn(scene, (outlets[0], b"a"), (outlets[1], b"b"))
+    assert [str(error) for error in scene.loop.failures] == ["closed"]
+    assert transport.written == b"b"
+
+
 # --- past the transport ---------------------------------------------------------------------------------
 
 
