@@ -153,7 +153,7 @@ class Exchange(msgspec.Struct, eq=False):
     ready_ns: int  # when it could be decided on
     decision_ns: int = 0  # how long the decision took
     leg_ns: int = 0  # how long all legs took
-    address: str = ""  # that asks: the client's, or what a trusted proxy says
+    address: str = ""  # that asks, where proxies are trusted or addresses limited; else the client's
     phase: str = "admit"
     model: str = ""
     stream: bool = False

@@ -646,8 +646,6 @@ cpdef bint is_one_message(bytes data):
             return distance(rest, end) <= length
         if starts_with(line, rest, b"content-length:"):
             length = digits_in(line + 15, rest)
-        elif starts_with(line, rest, b"transfer-encoding"):
-            length = 0
     return True                         # the head is not complete
 
 

@@ -37,7 +37,6 @@ from relayd._fast.sse cimport (
     TERMINATOR_NONE, scan_at_boundary, scan_feed, scan_feed_one, scan_finish, scan_reset, usage_feed,
     usage_reset,
 )
-
 from relayd._fast.turn cimport AT_ONCE, STEP_ANSWERS, STEP_ENDS, Outlet, Turn
 
 import zlib

@@ -17,7 +17,7 @@ cpdef enum Step:
     STEP_HEADS = 3              # requests whose head is complete
     STEP_PHASES = 4             # exchanges that begin
 
-cdef enum:
+cpdef enum:
     STEPS = 5
     ARRIVALS_AT_MOST = 32       # pieces taken in before they are handled
     KEPT_AT_MOST = 65536        # bytes of writes; more go out, so that a full transport is noticed

@@ -10,6 +10,11 @@ class Step(IntEnum):
     STEP_HEADS = 3
     STEP_PHASES = 4
 
+STEPS: int
+ARRIVALS_AT_MOST: int
+KEPT_AT_MOST: int
+AT_ONCE: int
+
 class Turn:
     def __init__(self, loop: AbstractEventLoop | None = None) -> None: ...
     running: bool

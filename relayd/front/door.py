@@ -36,7 +36,7 @@ from aiohttp.web_protocol import RequestHandler, _ErrInfo
 from relayd._fast.head import RequestHead, is_one_message
 from relayd._fast.leg import RequestBody, now_ns
 from relayd._fast.sink import HttpSink, SinkState, reset
-from relayd._fast.turn import Outlet, Step, Turn
+from relayd._fast.turn import AT_ONCE, Outlet, Step, Turn
 from relayd.config import Settings
 from relayd.faults import Fault, fault
 from relayd.phases.driver import Driver
@@ -49,7 +49,6 @@ REQUESTS, HEADS, PHASES = int(Step.STEP_REQUESTS), int(Step.STEP_HEADS), int(Ste
 
 WRITE_HIGH = 64 << 10  # bytes waiting for a client before its worker is paused
 WRITE_LOW = 16 << 10
-AT_ONCE = 16 << 10  # bytes; a larger piece is handled where it arrives
 READ_BUFFER = 64 << 10  # of a body that nobody takes; aiohttp pauses at twice this
 KEEP_FOR_RETRY = 1 << 20  # bytes of a streamed body that another leg could send again
 # States of a TCP connection in which the other side has said that it will send no more, or is gone:

@@ -33,6 +33,7 @@ class Addresses:
         if limit.rate is not None:
             rate = Rate(limit.rate.units, int(limit.rate.period_s * NS), limit.burst, now_ns)
             self.buckets = Buckets(rate, bytearray(SLOTS * Buckets.SLOT_SIZE))
+        self.needed = bool(self.trusted) or self.buckets is not None
         self.key_of = lru_cache(KNOWN_AT_MOST)(partial(key_of, os.urandom(16)))
         self.trusts = lru_cache(KNOWN_AT_MOST)(self._trusts)
 

@@ -12,10 +12,11 @@ from relayd.records import Exchange
 def admit(exchange: Exchange, settings: Settings, addresses: Addresses) -> Fault | None:
     """Return a fault if the address must wait, or its head cannot be served."""
     head = exchange.head
-    exchange.address = addresses.origin(exchange.client.address, head.forwarded_for)
-    wait_ns = addresses.wait_ns(exchange.address, exchange.arrived_ns)
-    if wait_ns:
-        return address_fault(settings, wait_ns)
+    if addresses.needed:
+        exchange.address = addresses.origin(exchange.client.address, head.forwarded_for)
+        wait_ns = addresses.wait_ns(exchange.address, exchange.arrived_ns)
+        if wait_ns:
+            return address_fault(settings, wait_ns)
     if head.fault:
         return head_fault(exchange)
     if head.content_length > settings.max_body:

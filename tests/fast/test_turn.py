@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relayd._fast.turn import Outlet, Step, Turn
+from relayd._fast.turn import ARRIVALS_AT_MOST as AT_MOST
+from relayd._fast.turn import KEPT_AT_MOST, Outlet, Step, Turn
 from tests.fast.stage import FakeLoop, FakeTransport
-
-AT_MOST = 32  # arrivals in a turn
-KEPT_AT_MOST = 65536
 
 
 class Scene:

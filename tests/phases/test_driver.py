@@ -24,6 +24,7 @@ from relayd._fast.leg import RequestBody, Sweeper, now_ns
 from relayd._fast.sink import HttpSink
 from relayd._fast.turn import Outlet
 from relayd.config import Settings, apply
+from relayd.faults import fault
 from relayd.phases.account import Books
 from relayd.phases.driver import Driver, ns
 from relayd.phases.routes import route_for
@@ -537,6 +538,14 @@ def test_no_worker_is_asked_twice_and_no_more_than_the_attempts():
         assert call.answer.status == 502
         assert call.error["code"] == "worker_reset"
         gateway.assert_nothing_left()
+
+
+def test_nobody_is_told_to_come_back_too_early():
+    gateway = Gateway()
+    call = gateway.begin(whole=False)
+    gateway.driver.body_failed(call.exchange, fault("overloaded", retry_after_s=1.2001))
+    assert call.answer.values("retry-after") == ["2"]
+    assert call.answer.values("retry-after-ms") == ["1201"]
 
 
 def test_the_last_answer_is_passed_on_when_all_fail():

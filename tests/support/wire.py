@@ -301,6 +301,16 @@ class Client:
             return RESET
         return CLOSED
 
+    def send_until_held_back(self, data: bytes, at_most: int) -> int:
+        """Send `data` again and again until nothing is taken any more; return how many bytes were."""
+        taken = 0
+        while taken < at_most:
+            try:
+                taken += self.sock.send(data)
+            except (TimeoutError, ConnectionError):
+                break
+        return taken
+
     def close(self) -> float:
         """Close (FIN, if nothing unread is waiting); return when."""
         at = time.monotonic()

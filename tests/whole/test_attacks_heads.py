@@ -87,23 +87,12 @@ def test_pipelined_heads_do_not_fill_the_memory(relay: Relay) -> None:
     client.send(request("GET", "/first"))
     eventually(lambda: relay.upstream.requests)
     before = procs.resident_kib(relay.gateway.pid)
-    taken = _send_until_held_back(client, huge, 128 * MIB)
+    taken = client.send_until_held_back(huge, 128 * MIB)
     grown = procs.resident_kib(relay.gateway.pid) - before
     print(f"{grown} KiB more, {taken // MIB} MiB taken")
     assert taken < 16 * MIB
     assert grown < 8 * 1024
     client.reset()
-
-
-def _send_until_held_back(client: Client, data: bytes, at_most: int) -> int:
-    """Send `data` again and again until nothing is taken any more; return how many bytes were."""
-    taken = 0
-    while taken < at_most:
-        try:
-            taken += client.sock.send(data)
-        except (TimeoutError, ConnectionError):
-            break
-    return taken
 
 
 def _send_behind(relay: Relay, client: Client, beginning: bytes, way: str) -> None:

@@ -148,24 +148,13 @@ def test_a_client_that_takes_a_little_is_kept(start: Callable[..., Relay]) -> No
 # Towards the worker
 
 
-def _send_until_held_back(client: Client, data: bytes, at_most: int) -> int:
-    """Send `data` again and again until nothing is taken any more; return how many bytes were."""
-    taken = 0
-    while taken < at_most:
-        try:
-            taken += client.sock.send(data)
-        except (TimeoutError, ConnectionError):
-            break
-    return taken
-
-
 def test_an_upload_to_a_worker_that_does_not_read_is_held_back(start: Callable[..., Relay]) -> None:
     relay = start(1, {"max_body": "512MiB"})
     relay.upstream.play([{"read": "head"}, {"read": "nothing"}])
     before = procs.resident_kib(relay.gateway.pid)
     client = relay.connect(wait_s=1.0)
     client.send(request("POST", "/upload", ("Content-Length", str(256 * MIB))))
-    taken = _send_until_held_back(client, b"x" * MIB, 256 * MIB)
+    taken = client.send_until_held_back(b"x" * MIB, 256 * MIB)
     grown = procs.resident_kib(relay.gateway.pid) - before
     print(f"{grown} KiB more, {taken // MIB} MiB taken")
     assert taken < 256 * MIB
@@ -197,7 +186,7 @@ def test_a_pipelining_client_is_not_read_without_end(relay: Relay) -> None:
     relay.upstream.play([silence(3)])
     client = relay.connect(wait_s=0.5)
     before = procs.resident_kib(relay.gateway.pid)
-    taken = _send_until_held_back(client, request("GET", "/next") * 1000, 64 * MIB)
+    taken = client.send_until_held_back(request("GET", "/next") * 1000, 64 * MIB)
     grown = procs.resident_kib(relay.gateway.pid) - before
     print(f"{grown} KiB more, {taken // 1024} KiB taken")
     assert taken < 64 * MIB
