@@ -122,6 +122,8 @@ cdef class Connection:
     cdef bytes arrived                  # read, and put off to the end of the turn
     cdef readonly uint64_t served       # answers completed on it
     cdef readonly int64_t idle_since
+    cdef bint chunk_ended               # the parser's last word was the end of a head or of a chunk
+    cdef bint between_chunks            # ... and nothing came behind it
     cdef bint in_message                # the parser is between a head and the end of its message
     cdef bint read_fully                # the last read left nothing in the socket
     cdef bint read_paused
@@ -246,6 +248,8 @@ cdef class Leg(Source):
     cdef int read_head(self, int status, ResponseHead head, bint by_close) except -1
     cdef int read_body(self, bytes data) except -1
     cdef int relay(self, bytes data) except -1
+    cdef bint relay_chunks(self, bytes data) except -1
+    cdef bint can_let_go(self, const char* chunks, Py_ssize_t size) noexcept
     cdef int note_first(self) except -1
     cdef int note_output(self, int64_t events) except -1
     cdef int scan_body(self, bytes data) except -1

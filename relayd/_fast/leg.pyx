@@ -27,11 +27,11 @@ Owner: a Leg belongs to its exchange's driver; a Connection to its Pool, and len
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 from relayd._fast.head cimport ResponseHead, http_date, put_number, read_response_head
 from relayd._fast.sink cimport (
-    LENGTH_NO_BODY, LENGTH_UNKNOWN, SINK_NEW, Sink, Source, chunk,
+    LENGTH_NO_BODY, LENGTH_UNKNOWN, SINK_NEW, Sink, Source, chunk, chunk_at, chunks_in,
 )
 from relayd._fast.sse cimport (
     TERMINATOR_NONE, scan_at_boundary, scan_feed, scan_feed_one, scan_finish, scan_reset, usage_feed,
@@ -52,6 +52,9 @@ cdef extern from "<sys/socket.h>" nogil:
     Py_ssize_t recv(int descriptor, void* out, size_t size, int flags)
     int MSG_PEEK
     int MSG_DONTWAIT
+
+cdef extern from "<string.h>" nogil:
+    void* memmem(const void* haystack, size_t haystack_size, const void* needle, size_t needle_size)
 
 cdef extern from "<time.h>" nogil:
     struct timespec:
@@ -361,7 +364,8 @@ cdef class Connection:
         if self.arrived is not None:
             self.arrived += data
         elif leg is None or leg.state == LEG_RELAYING or PyBytes_GET_SIZE(data) >= AT_ONCE:
-            self.receive(data)
+            if not self.between_chunks or leg is None or not leg.relay_chunks(data):
+                self.receive(data)
             return
         else:
             self.arrived = data
@@ -426,6 +430,7 @@ cdef class Connection:
             self.in_message = False
         self.answering = self.interim = self.head_done = self.complete = False
         self.reusable = self.by_close = False
+        self.chunk_ended = self.between_chunks = False
         self.interims = self.framing = 0
         self.head_since_ns = 0
         self.head_bytes = self.body_bytes = self.drained = 0
@@ -492,6 +497,8 @@ cdef class Connection:
         if problem is not None:
             self.dirty = True
         self.count_framing(size)
+        # Behind the end of a chunk a line would be a chunk's size, and that has a callback of its own.
+        self.between_chunks = self.chunk_ended and ends_a_line(data, size)
         return self.after_feed()
 
     cdef int count_framing(self, Py_ssize_t size) except -1:
@@ -630,6 +637,7 @@ cdef class Connection:
             leg.fail(LEG_BAD_ANSWER, f"sent a head that may not be relayed (status {status})")
             return self.close()
         self.head_done = True
+        self.chunk_ended = head.chunked
         self.framing = 0
         self.by_close = not no_body and not head.chunked and head.content_length < 0
         self.reusable = not self.by_close and self.parser.should_keep_alive()
@@ -637,6 +645,12 @@ cdef class Connection:
             self.complete = True        # llhttp would wait for the body
             self.reusable = self.reusable and not self.by_close
         return leg.read_head(status, head, self.by_close)
+
+    def on_chunk_header(self):
+        self.chunk_ended = False
+
+    def on_chunk_complete(self):
+        self.chunk_ended = True
 
     def on_body(self, bytes data):
         if self.complete:
@@ -664,6 +678,10 @@ def receive_arrived(Connection connection):
     connection.arrived = None
     if data is not None and not connection.closed:
         connection.receive(data)
+
+
+cdef bint ends_a_line(object data, Py_ssize_t size):
+    return size >= 2 and data[size - 2] == 13 and data[size - 1] == 10
 
 
 cdef str looks_like_tls(object data, bint head_done):
@@ -900,6 +918,48 @@ cdef class Leg(Source):
             self.note_first()
         self.sink.write(data)
         return 0
+
+    cdef bint relay_chunks(self, bytes data) except -1:
+        """Pass whole chunks on as they came; False if `data` is anything else, or must go otherwise.
+
+        Most pieces of a stream are one chunk each.  Where the parser stands between chunks it stands there
+        again behind them, so it need not see them.
+        """
+        cdef const char* text = PyBytes_AS_STRING(data)
+        cdef Py_ssize_t at = 0, body, size = PyBytes_GET_SIZE(data), total
+        cdef uint64_t before = self.scan.events
+        if self.state != LEG_RELAYING or self.sent_ns == 0 or not self.sink.can_append():
+            return False
+        if self.response.content_encoding is not None:
+            return False
+        total = chunks_in(text, size)
+        if total == 0 or self.strip_usage and not self.can_let_go(text, size):
+            return False
+        while at < size:
+            at += chunk_at(text + at, size - at, &body)
+            usage_feed(&self.usage, text + at, body)
+            if self.streaming:
+                scan_feed(&self.scan, text + at, body)
+            at += body + 2
+        if self.streaming:
+            self.note_output(<int64_t> (self.scan.events - before))
+        self.wrote_ns = self.moved_ns
+        self.sink.write_chunks(data, total)
+        return True
+
+    cdef bint can_let_go(self, const char* chunks, Py_ssize_t size) noexcept:
+        """True if `chunks` are whole events, and none is a usage event."""
+        cdef Py_ssize_t at = 0, body
+        if self.streaming and (self.let_go or self.held):
+            return False
+        while self.streaming and at < size:
+            at += chunk_at(chunks + at, size - at, &body)
+            if body < 2 or memcmp(chunks + at + body - 2, b"\n\n", 2) != 0:
+                return False
+            if memmem(chunks + at, body, b'"usage"', 7) is not NULL:
+                return False
+            at += body + 2
+        return True
 
     cdef int note_first(self) except -1:
         self.first_ns = monotonic_ns()

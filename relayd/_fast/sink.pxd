@@ -44,6 +44,10 @@ cdef class Sink:
     cpdef int write(self, bytes data) except -1
     cpdef int flush(self) except -1
 
+    # Hand over `size` bytes of the body that are whole chunks already, as chunk() makes them.  Only for a
+    # sink that can append.
+    cdef int write_chunks(self, bytes data, Py_ssize_t size) except -1
+
     # The answer is complete.
     cpdef int end(self) except -1
 
@@ -77,3 +81,10 @@ cdef class HttpSink(Sink):
 
 # `data` as one HTTP chunk.
 cdef bytes chunk(bytes data)
+
+# Where the body of the chunk at `data` begins, with its size in `body`, if a whole chunk is there as chunk()
+# would make it; else 0.  What chunk() would not make is for a parser to judge.
+cdef Py_ssize_t chunk_at(const char* data, Py_ssize_t size, Py_ssize_t* body) noexcept nogil
+
+# How many bytes of a body are in `data` if it is whole chunks as chunk() makes them and nothing else; else 0.
+cdef Py_ssize_t chunks_in(const char* data, Py_ssize_t size) noexcept nogil

@@ -30,6 +30,7 @@ cdef enum Framing:
 
 cdef enum:
     JOINED_UP_TO = 32768        # larger pieces go to the transport as they are, uncopied
+    CHUNK_DIGITS = 7            # of a size that chunk_at() reads: far more than is read at once
 
 cdef dict STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus
@@ -66,6 +67,10 @@ cdef class Sink:
         return 0
 
     cpdef int flush(self) except -1:
+        return 0
+
+    cdef int write_chunks(self, bytes data, Py_ssize_t size) except -1:
+        self.bytes_written += size
         return 0
 
     cpdef int end(self) except -1:
@@ -125,6 +130,40 @@ cdef bytes chunk(bytes data):
     out[digits + 2 + size] = 13
     out[digits + 3 + size] = 10
     return framed
+
+
+cdef Py_ssize_t chunk_at(const char* data, Py_ssize_t size, Py_ssize_t* body) noexcept nogil:
+    cdef Py_ssize_t at = 0, length = 0
+    cdef char digit
+    while at < size and at < CHUNK_DIGITS:
+        digit = data[at]
+        if 48 <= digit <= 57:
+            length = length * 16 + digit - 48
+        elif 97 <= digit <= 102:
+            length = length * 16 + digit - 87
+        else:
+            break
+        at += 1
+    if at == 0 or data[0] == 48 or size - at < length + 4:
+        return 0
+    if data[at] != 13 or data[at + 1] != 10:
+        return 0
+    at += 2
+    if data[at + length] != 13 or data[at + length + 1] != 10:
+        return 0
+    body[0] = length
+    return at
+
+
+cdef Py_ssize_t chunks_in(const char* data, Py_ssize_t size) noexcept nogil:
+    cdef Py_ssize_t at = 0, start, body, total = 0
+    while at < size:
+        start = chunk_at(data + at, size - at, &body)
+        if start == 0:
+            return 0
+        total += body
+        at += start + body + 2
+    return total
 
 
 @cython.final
@@ -201,6 +240,11 @@ cdef class HttpSink(Sink):
             self.remaining -= size
             if size > JOINED_UP_TO:
                 self.flush()
+        return self._send(data)
+
+    cdef int write_chunks(self, bytes data, Py_ssize_t size) except -1:
+        RELAYD_CHECK(self.can_append() and chunks_in(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)) == size)
+        self.bytes_written += size
         return self._send(data)
 
     cpdef int flush(self) except -1:
