@@ -1,9 +1,9 @@
-"""What the rooms hand each other."""
+"""What the rooms hand each other.  Compiled, with the types of records.pxd."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -25,21 +25,6 @@ class Worker:
 
     `models` is None until the worker has told; it may then serve any.  Times are monotonic nanoseconds.
     """
-
-    __slots__ = (
-        "busy_until_ns",
-        "failures",
-        "line",
-        "models",
-        "name",
-        "open_at_ns",
-        "pool",
-        "probing",
-        "resting_until_ns",
-        "rests",
-        "up",
-        "url",
-    )
 
     def __init__(self, name: str, url: str, pool: Pool) -> None:
         self.name = name
@@ -112,14 +97,22 @@ class Dialect(Protocol):
     keepalive: bytes
 
 
-class Route(NamedTuple):
+class Route:
     """What is known of a path before its body is read."""
 
-    name: str  # bounded: a label
-    dialect: Dialect
-    terminator: int = Terminator.TERMINATOR_NONE
-    body: str = "none"  # how the model is found: "json", "multipart", or "none"
-    uncached_input: bool = False  # reported input tokens leave the cached ones out
+    def __init__(
+        self,
+        name: str,
+        dialect: Dialect,
+        terminator: int = Terminator.TERMINATOR_NONE,
+        body: str = "none",
+        uncached_input: bool = False,
+    ) -> None:
+        self.name = name  # bounded: a label
+        self.dialect = dialect
+        self.terminator = int(terminator)
+        self.body = body  # how the model is found: "json", "multipart", or "none"
+        self.uncached_input = uncached_input  # reported input tokens leave the cached ones out
 
 
 class Client:
@@ -128,45 +121,52 @@ class Client:
     Connections serve many requests for the same host, so the lines about it that go to workers are kept.
     """
 
-    __slots__ = ("address", "host", "lines")
-
     def __init__(self, address: str) -> None:
         self.address = address  # without the port; "unix" for a local socket
         self.host: bytes | None = None  # that `lines` were made for
         self.lines: bytes | None = None
 
 
-class Exchange(msgspec.Struct, eq=False):
+class Exchange:
     """One request and its response.
 
     Made by a door, filled in by the phases, driven by the driver; times are monotonic nanoseconds.
-    (A Struct because its construction costs a quarter of a class's.)
     """
 
-    door: DoorSide
-    head: RequestHead
-    sink: Sink
-    body: RequestBody
-    client: Client
-    route: Route
-    arrived_ns: int
-    ready_ns: int  # when it could be decided on
-    decision_ns: int = 0  # how long the decision took
-    leg_ns: int = 0  # how long all legs took
-    address: str = ""  # that asks, where proxies are trusted or addresses limited; else the client's
-    phase: str = "admit"
-    model: str = ""
-    stream: bool = False
-    strip_usage: bool = False  # of a usage event that only relayd asked for
-    facts: Facts = NO_FACTS
-    tried: list[Worker] = msgspec.field(default_factory=list)
-    next_worker: Worker | None = None
-    retries: int = 0
-    leg: Leg | None = None
-    searched: int = 0  # bytes of a form that have been searched for its model
-    held_bytes: int = 0  # of the body, counted against the gateway's bound
-    outcome: str = ""
-    ended: bool = False
+    def __init__(
+        self,
+        door: DoorSide,
+        head: RequestHead,
+        sink: Sink,
+        body: RequestBody,
+        client: Client,
+        route: Route,
+        arrived_ns: int,
+    ) -> None:
+        self.door = door
+        self.head = head
+        self.sink = sink
+        self.body = body
+        self.client = client
+        self.route = route
+        self.arrived_ns = arrived_ns
+        self.ready_ns = arrived_ns  # when it could be decided on
+        self.decision_ns = 0  # how long the decision took
+        self.leg_ns = 0  # how long all legs took
+        self.address = ""  # that asks, where proxies are trusted or addresses limited; else the client's
+        self.phase = "admit"
+        self.model = ""
+        self.stream = False
+        self.strip_usage = False  # of a usage event that only relayd asked for
+        self.facts: Facts = NO_FACTS
+        self.tried: list[Worker] = []
+        self.next_worker: Worker | None = None
+        self.retries = 0
+        self.leg: Leg | None = None
+        self.searched = 0  # bytes of a form that have been searched for its model
+        self.held_bytes = 0  # of the body, counted against the gateway's bound
+        self.outcome = ""
+        self.ended = False
 
 
 class DoorSide(Protocol):

@@ -15,6 +15,7 @@ import resource
 import signal
 from collections.abc import Callable, Sequence
 from random import getrandbits
+from typing import Any, cast
 
 from aiohttp import http_parser, web
 
@@ -114,7 +115,7 @@ class Gateway:
     async def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         host, port = split_address(self.settings.listen)
         try:
-            self._server = await loop.create_server(self.house, host, port, backlog=BACKLOG)
+            self._server = await loop.create_server(cast(Any, self.house), host, port, backlog=BACKLOG)
         except OSError as error:
             raise listen_error("listen", self.settings.listen, error) from None
         self.address = shown(self._server.sockets[0].getsockname())
@@ -159,7 +160,7 @@ class Gateway:
         """Cut what is left and give everything back."""
         self.draining = True
         self.stop_accepting()
-        await self.house.shutdown()
+        self.house.shutdown()
         self.discovery.close()
         for worker in self.workers:
             worker.pool.close_idle(1 << 62)

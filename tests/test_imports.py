@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,6 +102,22 @@ COMPILED = sorted([*ROOT.glob("_fast/*.pyx"), *ROOT.glob("_fast/*.pxd")])
 def test_compiled_code_imports_nothing_but_itself(path):
     named = set(re.findall(r"^\s*(?:from|cimport|import)\s+(relayd[\w.]*)", path.read_text(), re.MULTILINE))
     assert all(name.startswith("relayd._fast.") for name in named), named
+
+
+TYPED = sorted(path for path in ROOT.rglob("*.pxd") if path.with_suffix(".py").exists())
+
+
+@pytest.mark.parametrize("path", TYPED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_types_are_taken_from_where_imports_may_point(path):
+    room = room_of(name_of(path))
+    for imported in re.findall(r"^from (relayd[\w.]*) cimport", path.read_text(), re.MULTILINE):
+        assert LEVEL[room_of(imported)] <= LEVEL[room], f"{path} takes types from {imported}"
+
+
+@pytest.mark.parametrize("path", TYPED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_has_types_is_compiled(path):
+    module = importlib.import_module(name_of(path))
+    assert module.__file__.endswith(".so"), "it runs as Python: see tools/compile"
 
 
 def test_there_is_no_ring_among_the_compiled_modules():

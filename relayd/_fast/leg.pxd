@@ -239,6 +239,11 @@ cdef class Leg(Source):
     cdef int64_t deadline_ns            # of the whole exchange
     cdef int64_t keepalive_ns           # of the terms, if this client waits for a stream
 
+    cpdef int expect(
+        self, bint head_request, bint strip_usage, bint may_wait, int64_t prompt_tokens,
+        int64_t output_tokens, int64_t arrived_ns, int64_t deadline_ns) except -1
+    cpdef int begin(self) except -1
+    cpdef int cancel(self) except -1
     cdef int connected(self, Connection connection) except -1
     cdef int connect_failed(self, int outcome, str reason) except -1
     cdef int send_at_once(self, Connection connection) except -1

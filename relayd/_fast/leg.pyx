@@ -716,10 +716,10 @@ cdef class Leg(Source):
         self.lines = lines
         self.request_id = request_id
 
-    def expect(
+    cpdef int expect(
         self, bint head_request, bint strip_usage, bint may_wait, int64_t prompt_tokens,
         int64_t output_tokens, int64_t arrived_ns, int64_t deadline_ns,
-    ):
+    ) except -1:
         """Say what kind of answer this is to be.  Called once, before begin().
 
         `strip_usage` removes the usage event that relayd asked for on the client's behalf; `may_wait` says
@@ -733,8 +733,9 @@ cdef class Leg(Source):
         self.arrived_ns = arrived_ns
         self.deadline_ns = deadline_ns
         self.keepalive_ns = self.terms.keepalive_ns if may_wait else 0
+        return 0
 
-    def begin(self):
+    cpdef int begin(self) except -1:
         """Ask for a connection and go.  The owner hears of the end, maybe before this returns."""
         global pick_counter
         cdef Pool pool = self.pool
@@ -750,14 +751,15 @@ cdef class Leg(Source):
         self.late = self.sink.state != SINK_NEW
         self.sink.attach(self)
         self.terms.sweeper.add(self)
-        pool.want(self)
+        return pool.want(self)
 
-    def cancel(self):
+    cpdef int cancel(self) except -1:
         """Give up: the worker sees its connection close, and the owner hears nothing."""
         if self.state != LEG_ENDED:
             self.outcome = LEG_CANCELLED
             self.leave()
             self.state = LEG_ENDED
+        return 0
 
     def go_on_without_client(self, Sink sink, int64_t deadline_ns):
         """Let the worker finish into `sink`, for its usage, until `deadline_ns`."""

@@ -1,10 +1,10 @@
 """aiohttp's door: HTTP in, exchanges out.
 
-aiohttp's low-level server and its C parser (llhttp) read the requests; the answer is written by a sink,
-straight to the transport.  `Door` is a RequestHandler that does not run aiohttp's task: each step is a
-reaction to bytes, to the end of an exchange, or to time.  That closes what plain aiohttp leaves open
+aiohttp's C parser (llhttp) and its body streams read the requests; the answer is written by a sink,
+straight to the transport.  `Door` is in the place of aiohttp's RequestHandler and runs no task: each step is
+a reaction to bytes, to the end of an exchange, or to time.  That closes what plain aiohttp leaves open
 (bounds on heads and on framing, three timers, Expect, pause in both directions, a drain that kills
-nothing) and costs no task per request.
+nothing) and costs no task per request.  Compiled, with the types of door.pxd.
 
     IDLE --first byte--> HEAD --head--> EXCHANGE --answer--> IDLE
                            |                |
@@ -21,17 +21,16 @@ import fcntl
 import socket
 import sys
 import termios
+from collections import deque
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from enum import IntEnum
+from typing import Any, cast
 
-from aiohttp import web
-from aiohttp.base_protocol import BaseProtocol
-from aiohttp.http import HttpVersion10, HttpVersion11
+from aiohttp.http import HttpRequestParser, HttpVersion10, HttpVersion11
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
-from aiohttp.tcp_helpers import tcp_keepalive
-from aiohttp.web_protocol import RequestHandler, _ErrInfo
+from aiohttp.tcp_helpers import tcp_keepalive, tcp_nodelay
 
 from relayd._fast.head import RequestHead, is_one_message
 from relayd._fast.leg import RequestBody, now_ns
@@ -43,7 +42,18 @@ from relayd.phases.driver import Driver
 from relayd.phases.routes import route_for
 from relayd.records import Client, Exchange
 
-IDLE, HEAD, EXCHANGE, CLOSING = range(4)
+
+class DoorState(IntEnum):
+    """What a connection is doing."""
+
+    IDLE = 0
+    HEAD = 1
+    EXCHANGE = 2
+    CLOSING = 3
+
+
+# As plain numbers, which compiled code compares in one step.
+IDLE, HEAD, EXCHANGE, CLOSING = map(int, DoorState)
 SINK_NEW, SINK_ABORTED = int(SinkState.SINK_NEW), int(SinkState.SINK_ABORTED)
 REQUESTS, HEADS, PHASES = int(Step.STEP_REQUESTS), int(Step.STEP_HEADS), int(Step.STEP_PHASES)
 
@@ -61,38 +71,15 @@ FRAMING_AT_MOST = 16 << 10
 FRAMING_PER_BYTE = 16
 
 FIRST_LINE_AT_MOST = 8 << 10
+HEADERS_AT_MOST = 256
+REQUESTS_AT_MOST = 32  # that wait behind the one being served
+REQUESTS_AGAIN = 16  # when no more than these wait, more are read
 
 
-class Door(RequestHandler):
-    """One client connection."""
+class Door:
+    """One client connection: an asyncio protocol."""
 
-    __slots__ = (
-        "advancing",
-        "alone",
-        "arrived",
-        "client",
-        "driver",
-        "exchange",
-        "first_line",
-        "head_bytes",
-        "house",
-        "last_buffered",
-        "line_known",
-        "outlet",
-        "payload",
-        "pumping",
-        "seam",
-        "since_ns",
-        "sink",
-        "state",
-        "turn",
-        "unfinished",
-        "wire_bytes",
-        "write_since_ns",
-    )
-
-    def __init__(self, house: House, **options: Any) -> None:
-        super().__init__(house, **options)
+    def __init__(self, house: House) -> None:
         self.driver = house.driver
         self.house = house
         self.turn = house.turn
@@ -116,15 +103,32 @@ class Door(RequestHandler):
         self.advancing = False
         self.pumping = False
         self.client = Client("")
+        self.transport: asyncio.Transport | None = None
+        self.closing = False  # nothing that comes is looked at any more
+        self.write_paused = False
+        self._reading_paused = False  # aiohttp's: a body has enough (its streams look at it)
+        self.queue_full = False  # enough requests are waiting
+        self.messages: deque[tuple[Any, Any]] = deque()
+        self.parser: Any = HttpRequestParser(
+            cast(Any, self),
+            house.loop,
+            READ_BUFFER,
+            max_line_size=house.max_head,
+            max_field_size=house.max_head,
+            max_headers=HEADERS_AT_MOST,
+            auto_decompress=False,
+            max_msg_queue_size=REQUESTS_AT_MOST,
+        )
 
     # -- the transport's callbacks
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:
         """Take a new connection, or refuse it when there are too many."""
-        BaseProtocol.connection_made(self, transport)  # sets TCP_NODELAY
-        tcp_keepalive(transport)  # type: ignore[arg-type]
-        self.outlet = Outlet(transport, self.turn)  # type: ignore[arg-type]
-        transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)  # type: ignore[attr-defined]
+        self.transport = transport
+        tcp_nodelay(transport, True)
+        tcp_keepalive(transport)
+        self.outlet = Outlet(transport, self.turn)
+        transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)
         peer = transport.get_extra_info("peername")
         self.client = Client(peer[0] if isinstance(peer, tuple) else "unix")
         self.since_ns = self.write_since_ns = now_ns()
@@ -132,7 +136,7 @@ class Door(RequestHandler):
         self.driver.books.connections(1)
         limit = self.house.settings.front.max_connections
         if limit and len(self.house.doors) > limit:
-            transport.abort()  # type: ignore[attr-defined]
+            transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The client is gone, or was sent away."""
@@ -143,16 +147,13 @@ class Door(RequestHandler):
             self.driver.books.connections(-1)
         self.house.doors.discard(self)
         self.house.unread.discard(self)
-        self._force_close = True
+        self.closing = True
         self.transport = None
         self._client_gone()
-        self._manager = None
-        self._request_factory = None
-        self._request_handler = None
-        self._parser = None
+        self.parser = None
         self.payload = None
         self.sink = None
-        self._messages.clear()
+        self.messages.clear()
         self.house.door_closed()
 
     def eof_received(self) -> None:
@@ -170,7 +171,7 @@ class Door(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Take what came; a large piece is handled at once, others at the end of the turn."""
-        if self._force_close or self._close:
+        if self.closing:
             return  # CLOSING: read and thrown away
         if self.arrived:
             self.arrived += data
@@ -193,9 +194,9 @@ class Door(RequestHandler):
 
     def _receive(self, data: bytes) -> None:
         """Parse what came, and go on with it; nothing is what aiohttp gives when it wants to go on."""
-        if self._force_close or self._close:
+        if self.closing:
             return
-        if self.state == IDLE and data and not self._messages:
+        if self.state == IDLE and data and not self.messages:
             self.state = HEAD
             self.since_ns = now_ns()
             self.alone = True
@@ -208,7 +209,7 @@ class Door(RequestHandler):
             self._receive_body(data)
             if not self.pumping:
                 self._pump()
-        if self._messages and self.exchange is None:
+        if self.messages and self.exchange is None:
             self.turn.in_step(HEADS, Door._advance, self)
 
     def _parse(self, data: bytes) -> bool:
@@ -217,26 +218,26 @@ class Door(RequestHandler):
         This is what aiohttp's data_received does, without what it does for its task and for other protocols:
         after a request that asked for one HTTP goes on.
         """
-        assert self._parser is not None
-        messages, waiting = self._messages, len(self._messages)
+        assert self.parser is not None
+        messages, waiting = self.messages, len(self.messages)
         upgraded = True
         while upgraded:
             try:
-                found, upgraded, data = self._parser.feed_data(data)
+                found, upgraded, data = self.parser.feed_data(data)
             except HttpProcessingError as error:
-                found, upgraded = [(_ErrInfo(400, error, error.message), EMPTY_PAYLOAD)], False
+                found, upgraded = [(error, EMPTY_PAYLOAD)], False
             messages.extend(found)
             if upgraded:
-                self._parser.set_upgraded(False)
-        if len(messages) >= self._max_msg_queue_size and not self._buffer_paused:
-            self._pause_reading_for_buffer()
+                self.parser.set_upgraded(False)
+        if len(messages) >= REQUESTS_AT_MOST and not self.queue_full:
+            self._hold_requests_back()
         return len(messages) > waiting
 
     def _receive_heads(self, data: bytes) -> None:
         """Parse what is the head of a request, or several, while one may still be served."""
         self.head_bytes += len(data)
         if self.seam is None and is_one_message(data):
-            if not self._receive_head(data) or not self._messages[-1][1].is_eof():
+            if not self._receive_head(data) or not self.messages[-1][1].is_eof():
                 self.seam = data[-3:]
         elif not data:
             self._receive_head(data)
@@ -244,12 +245,12 @@ class Door(RequestHandler):
         else:
             self._receive_pieces(data)
         if self.state == HEAD:
-            if not self._messages:
+            if not self.messages:
                 self._check_unfinished_head()
         elif data:
             self.alone = False
-            if self.head_bytes > self.house.max_head and not self._buffer_paused:
-                self._pause_reading_for_buffer()  # enough of what comes after the request being served
+            if self.head_bytes > self.house.max_head and not self.queue_full:
+                self._hold_requests_back()  # enough of what comes after the request being served
 
     def _receive_body(self, data: bytes) -> None:
         """Parse more of a body, and what comes behind it."""
@@ -270,7 +271,7 @@ class Door(RequestHandler):
         piece = b""
         for piece in after_blank_lines(data, self.seam or b""):
             self._receive_head(piece)
-        at_end = piece.endswith(b"\r\n\r\n") and self._messages and self._messages[-1][1] is EMPTY_PAYLOAD
+        at_end = piece.endswith(b"\r\n\r\n") and self.messages and self.messages[-1][1] is EMPTY_PAYLOAD
         self.seam = None if at_end else ((self.seam or b"") + data[-3:])[-3:]
 
     def _receive_head(self, piece: bytes) -> bool:
@@ -287,18 +288,58 @@ class Door(RequestHandler):
                 self.first_line += piece[:FIRST_LINE_AT_MOST]
         return False
 
+    # -- when the client is read
+
+    @property
+    def connected(self) -> bool:
+        """Aiohttp's streams ask."""
+        return self.transport is not None
+
+    def pause_reading(self) -> None:
+        """Read no more: aiohttp says that a body has enough."""
+        self._reading_paused = True
+        if self.parser is not None:
+            self.parser.pause_reading()
+        self._pause_transport()
+
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Go on reading; aiohttp asks for it after every body, paused or not."""
-        if self._reading_paused:
-            super().resume_reading(resume_parser)
+        if not self._reading_paused:
+            return
+        self._reading_paused = False
+        if resume_parser:
+            self.data_received(b"")  # what the parser had kept back
+        if not (self._reading_paused or self.queue_full):
+            self._resume_transport()
 
-    def _pause_transport_reading(self) -> None:
+    def _hold_requests_back(self) -> None:
+        """Read no more: enough has come of what follows the request being served."""
+        self.queue_full = True
+        self._pause_transport()
+
+    def _let_requests_in(self) -> None:
+        """Go on with requests that the parser has kept back, and read on if they leave room."""
+        self.data_received(b"")
+        if len(self.messages) < REQUESTS_AT_MOST:
+            self.queue_full = False
+            if not self._reading_paused:
+                self._resume_transport()
+
+    def _pause_transport(self) -> None:
         """Stop reading: a client that leaves now would not be noticed, so House looks after it."""
-        super()._pause_transport_reading()
-        self.house.watch_unread(self)
+        if self.transport is not None:
+            try:
+                self.transport.pause_reading()
+            except RuntimeError:
+                pass  # it is closing, or not being read
+            self.house.watch_unread(self)
 
-    def _resume_transport_reading(self) -> None:
-        super()._resume_transport_reading()
+    def _resume_transport(self) -> None:
+        if self.transport is not None:
+            try:
+                self.transport.resume_reading()
+            except RuntimeError:
+                pass  # it is closing, or being read
         self.house.unread.discard(self)
 
     def has_left(self) -> bool:
@@ -314,14 +355,14 @@ class Door(RequestHandler):
 
     def pause_writing(self) -> None:
         """The client does not keep up: stop what fills the sink."""
-        super().pause_writing()
+        self.write_paused = True
         self.write_since_ns = now_ns()
         if self.sink is not None:
             self.sink.pause()
 
     def resume_writing(self) -> None:
         """The client has caught up."""
-        super().resume_writing()
+        self.write_paused = False
         if self.sink is not None:
             self.sink.resume()
         self._advance()
@@ -330,22 +371,22 @@ class Door(RequestHandler):
 
     def _advance(self) -> None:
         """Start exchanges while there are messages, none is being served, and the client reads."""
-        if self.advancing or self._close or self._force_close:
+        if self.advancing or self.closing:
             return
         self.advancing = True
         try:
-            while self._messages and self.exchange is None and not (self._paused or self._close):
+            while self.messages and self.exchange is None and not (self.write_paused or self.closing):
                 self._next_message()
         finally:
             self.advancing = False
 
     def _next_message(self) -> None:
-        message, payload = self._messages.popleft()
-        if self._parser is not None:
-            self._parser.message_consumed()
-        if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
-            self._resume_reading_if_drained()
-        if isinstance(message, _ErrInfo):
+        message, payload = self.messages.popleft()
+        if self.parser is not None:
+            self.parser.message_consumed()
+        if self.queue_full and len(self.messages) <= REQUESTS_AGAIN:
+            self._let_requests_in()
+        if isinstance(message, HttpProcessingError):
             self._refuse_unread(parse_fault(message))
         else:
             self._begin(message, payload)
@@ -375,14 +416,14 @@ class Door(RequestHandler):
         target = message.path.encode("utf-8", "surrogateescape")
         head = RequestHead(message.method, target, minor, message.raw_headers)
         # What the body's framing is counted from: this read, if it brought nothing but this request.
-        self.wire_bytes = max(0, self.head_bytes - head.size) if self.alone and not self._messages else 0
+        self.wire_bytes = max(0, self.head_bytes - head.size) if self.alone and not self.messages else 0
         self.head_bytes = 0
         if head.size > self.house.max_head:
             limit = f"more than {self.house.max_head} bytes (front.max_head)"
             return self._refuse_unread(fault("head_too_large", limit))
         keep_alive = not (message.should_close or head.fault or minor < 0 or self.house.draining)
         sink = self.sink = HttpSink(self.outlet, 0 if minor == 0 else 1, message.method == "HEAD", keep_alive)
-        if self._paused:
+        if self.write_paused:
             sink.pause()
         if payload is EMPTY_PAYLOAD:
             declared = 0 if head.content_length == 0 else -2
@@ -392,7 +433,7 @@ class Door(RequestHandler):
             self.line_known = False  # the next head may begin in the read that ends this body
         route = route_for(head.method, head.path, head.anthropic)
         body = RequestBody(declared, self.house.max_body if route.body == "json" else KEEP_FOR_RETRY)
-        self.exchange = Exchange(self, head, sink, body, self.client, route, now, now)
+        self.exchange = Exchange(self, head, sink, body, self.client, route, now)
         if payload is not EMPTY_PAYLOAD:
             if head.fault == 0:
                 self._take_arrived(body)
@@ -459,7 +500,7 @@ class Door(RequestHandler):
             self._body_failed(fault("bad_body", "is not framed as HTTP says"))
             return False
         body = exchange.body
-        if self._is_mostly_framing(payload, body) and not self._messages:
+        if self._is_mostly_framing(payload, body) and not self.messages:
             self._body_failed(fault("bad_body", "has more framing than content"))
             return False
         if body.full and not self.driver.wants_whole_body(exchange):
@@ -479,12 +520,12 @@ class Door(RequestHandler):
         self.payload = None
         body.on_room = None
         # Bytes behind a body of known length, that are no whole head yet, are the beginning of one.
-        self.unfinished = body.declared >= 0 and not self._messages and self.wire_bytes > payload.total_bytes
+        self.unfinished = body.declared >= 0 and not self.messages and self.wire_bytes > payload.total_bytes
         body.finish()
 
     def _has_parse_error(self) -> bool:
         """True if the parser gave up: in the middle of a body it does not tell the body."""
-        return bool(self._messages) and isinstance(self._messages[-1][0], _ErrInfo)
+        return bool(self.messages) and isinstance(self.messages[-1][0], HttpProcessingError)
 
     def _is_mostly_framing(self, payload: StreamReader, body: RequestBody) -> bool:
         if body.declared >= 0:
@@ -512,28 +553,28 @@ class Door(RequestHandler):
         if sink is None or self.transport is None:
             return
         if sink.state == SINK_ABORTED:
-            self._close = True
+            self.closing = True
             self.state = CLOSING
             self.since_ns = now_ns()
-        elif body_pending or not sink.keep_alive or self._close:
+        elif body_pending or not sink.keep_alive or self.closing:
             self._finish_closing()
         else:
-            self.state = HEAD if self.unfinished and not self._messages else IDLE
+            self.state = HEAD if self.unfinished and not self.messages else IDLE
             self.since_ns = now_ns()
-            if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
-                self._resume_reading_if_drained()
-            if self._messages:
+            if self.queue_full and len(self.messages) <= REQUESTS_AGAIN:
+                self._let_requests_in()
+            if self.messages:
                 self._advance()
 
     def _finish_closing(self) -> None:
         """Send FIN behind the answer and read on for a moment, so that the client can take it."""
         assert self.transport is not None
         assert self.outlet is not None
-        self._close = True
+        self.closing = True
         self.state = CLOSING
         self.since_ns = now_ns()
         self.write_since_ns = self.since_ns
-        self._messages.clear()
+        self.messages.clear()
         if self.transport.can_write_eof() and not self.transport.is_closing():
             self.outlet.flush()
             self.transport.write_eof()
@@ -542,8 +583,8 @@ class Door(RequestHandler):
             self.outlet.close()
 
     def _read_on(self) -> None:
-        self._reading_paused = self._buffer_paused = False
-        self._resume_transport_reading()
+        self._reading_paused = self.queue_full = False
+        self._resume_transport()
 
     def _refuse_unread(self, refused: Fault) -> None:
         """Answer something that is no request, and close."""
@@ -553,7 +594,7 @@ class Door(RequestHandler):
         self.sink = HttpSink(self.outlet, 1, False, False)
         now = now_ns()
         route = route_for("GET", b"/", False)
-        exchange = Exchange(self, head, self.sink, RequestBody(-2, 0), self.client, route, now, now)
+        exchange = Exchange(self, head, self.sink, RequestBody(-2, 0), self.client, route, now)
         self.exchange = exchange
         self.state = EXCHANGE
         self.driver.begin_refused(exchange, refused)
@@ -569,7 +610,7 @@ class Door(RequestHandler):
         waited_s = (now - self.since_ns) / NS
         if self._takes_nothing(now):
             reset(transport)  # a FIN could look like the end of the answer
-        elif self._messages and self.exchange is None:
+        elif self.messages and self.exchange is None:
             pass  # requests wait until the client takes the answers that it has asked for
         elif self.state == IDLE:
             if limits.keepalive and waited_s > limits.keepalive:
@@ -608,29 +649,22 @@ class Door(RequestHandler):
         if self.state == IDLE and self.transport is not None:
             self._finish_closing()
 
-    async def shutdown(self, timeout: float | None = None) -> None:
+    def cut(self) -> None:
         """Cut the connection; a drain has come before."""
         if self.transport is not None:
             if self.sink is not None:
                 self.sink.abort()
             self.transport.abort()
 
-    async def start(self) -> NoReturn:
-        """Not used: exchanges are started by bytes, not by a task."""
-        raise RuntimeError("a Door runs no task")
 
-
-class House(web.Server):
+class House:
     """Makes doors, and looks after all of them."""
 
     SWEEP_EVERY_S = 0.5
     LOOK_EVERY_S = 0.05  # a client's leaving is to be noticed within 100 ms
 
     def __init__(self, driver: Driver, settings: Settings, turn: Turn) -> None:
-        async def no_handler(request: web.BaseRequest) -> web.StreamResponse:
-            raise RuntimeError("a Door has no handler")
-
-        super().__init__(no_handler)
+        self.loop = asyncio.get_running_loop()
         self.driver = driver
         self.settings = settings
         self.turn = turn
@@ -645,22 +679,11 @@ class House(web.Server):
 
     def __call__(self) -> Door:
         """Return the protocol of a new connection."""
-        return Door(
-            self,
-            loop=self._loop,
-            access_log=None,
-            max_line_size=self.max_head,
-            max_field_size=self.max_head,
-            max_headers=256,
-            read_bufsize=READ_BUFFER,
-            auto_decompress=False,
-            tcp_keepalive=False,
-            keepalive_timeout=0,
-        )
+        return Door(self)
 
     def start_sweeping(self) -> None:
         """Look after late doors from now on."""
-        self._timer = self._loop.call_later(self.SWEEP_EVERY_S, self._sweep)
+        self._timer = self.loop.call_later(self.SWEEP_EVERY_S, self._sweep)
 
     def _sweep(self) -> None:
         self.turn.settle()
@@ -673,7 +696,7 @@ class House(web.Server):
         """Look whether the client of `door`, which is not being read, is still there."""
         self.unread.add(door)
         if self._unread_timer is None:
-            self._unread_timer = self._loop.call_later(self.LOOK_EVERY_S, self._look)
+            self._unread_timer = self.loop.call_later(self.LOOK_EVERY_S, self._look)
 
     def _look(self) -> None:
         self._unread_timer = None
@@ -681,7 +704,7 @@ class House(web.Server):
             if door.has_left() and door.transport is not None:
                 reset(door.transport)
         if self.unread:
-            self._unread_timer = self._loop.call_later(self.LOOK_EVERY_S, self._look)
+            self._unread_timer = self.loop.call_later(self.LOOK_EVERY_S, self._look)
 
     def door_closed(self) -> None:
         """A connection is gone."""
@@ -699,13 +722,13 @@ class House(web.Server):
         if not self.doors:
             self.empty.set()
 
-    async def shutdown(self, timeout: float | None = None) -> None:
+    def shutdown(self) -> None:
         """Cut every connection that is left."""
         for timer in (self._timer, self._unread_timer):
             if timer is not None:
                 timer.cancel()
         for door in list(self.doors):
-            await door.shutdown()
+            door.cut()
 
 
 def bytes_in_kernel(transport: asyncio.Transport) -> int:
@@ -736,10 +759,10 @@ def after_blank_lines(data: bytes, seam: bytes) -> Iterator[bytes]:
         searched = stop
 
 
-def parse_fault(error: _ErrInfo) -> Fault:
+def parse_fault(error: HttpProcessingError) -> Fault:
     """Return the fault for bytes that the parser did not accept."""
     text = str(error.message or "malformed")
-    if isinstance(error.exc, LineTooLong) or "Too many headers" in text or "too long" in text:
+    if isinstance(error, LineTooLong) or "Too many headers" in text or "too long" in text:
         return fault("head_too_large", "see front.max_head")
     first = text.strip().splitlines()[0] if text.strip() else "malformed"
     return fault("bad_request", first.rstrip(":")[:120].encode("ascii", "backslashreplace").decode("ascii"))

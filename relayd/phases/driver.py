@@ -63,11 +63,14 @@ class Driver:
         self.discovery = discovery
         self.limits = Limits(*(ns(getattr(timeouts, name)) for name in timeouts.__struct_fields__))
         self.total_ns = ns(timeouts.total)
-        self.terms: dict[int, Terms] = {}
+        self.terms: dict[Route, Terms] = {}
         self.asks_for_usage = settings.engine in ("vllm", "sglang")
         self.rests = Rests(settings.resilience.breaker)
         self.budget = RetryBudget(settings.resilience.retry.budget, now_ns())
         self.addresses = Addresses(settings.trusted_proxies, settings.limits.per_address, now_ns())
+        self.max_body = settings.max_body
+        self.max_held = settings.max_held
+        self.reveal = settings.reveal
         self.held_bytes = 0
         self.draining = False
 
@@ -99,7 +102,7 @@ class Driver:
         """Decode the body if enough of it is there, and ask for the rest."""
         body = exchange.body
         exchange.phase = "body"
-        if body.size > self.settings.max_body:
+        if body.size > self.max_body:
             return self.body_failed(exchange, too_large(self.settings))
         if has_seen_enough(exchange):
             self._decode(exchange)
@@ -120,7 +123,7 @@ class Driver:
             self._give_up(exchange)
 
     def _body_arrived(self, exchange: Exchange) -> None:
-        if exchange.body.size > self.settings.max_body:
+        if exchange.body.size > self.max_body:
             return self.body_failed(exchange, too_large(self.settings))
         if not self._hold(exchange):
             return self.body_failed(exchange, fault("overloaded", retry_after_s=1.0))
@@ -134,7 +137,7 @@ class Driver:
         held = exchange.body.keep if exchange.body.lost else exchange.body.size
         self.held_bytes += held - exchange.held_bytes
         exchange.held_bytes = held
-        return self.held_bytes <= self.settings.max_held
+        return self.held_bytes <= self.max_held
 
     def body_failed(self, exchange: Exchange, refused: Fault) -> None:
         """The body cannot be had: it is malformed, too large, or has stopped coming."""
@@ -169,7 +172,7 @@ class Driver:
         exchange.strip_usage = self.asks_for_usage
         if not self._hold(exchange):
             return self.body_failed(exchange, fault("overloaded", retry_after_s=1.0))
-        refused = decode(exchange, self.settings.max_body)
+        refused = decode(exchange, self.max_body)
         if refused is not None:
             return self.fail(exchange, refused)
         started = now_ns()
@@ -199,8 +202,8 @@ class Driver:
             exchange,
             head.for_worker(pool.host, lines, exchange.stream, True, length),
             body,
-            self.terms.get(id(exchange.route)) or self._make_terms(exchange.route),
-            worker.line if self.settings.reveal else b"",
+            self.terms.get(exchange.route) or self._make_terms(exchange.route),
+            worker.line if self.reveal else b"",
             head.request_id,
         )
         leg.expect(
@@ -228,7 +231,7 @@ class Driver:
             keepalive_ns,
             dialect.keepalive,
         )
-        self.terms[id(route)] = terms
+        self.terms[route] = terms
         return terms
 
     def _client_lines(self, exchange: Exchange) -> bytes:

@@ -15,7 +15,7 @@ from relayd._fast.leg import now_ns
 from relayd._fast.sink import SinkState
 from relayd.config import Settings, apply
 from relayd.faults import Fault
-from relayd.front.door import CLOSING, EXCHANGE, HEAD, IDLE, House, after_blank_lines
+from relayd.front.door import DoorState, House, after_blank_lines
 from relayd.records import Exchange
 from tests.fast.stage import NS, FakeSocket, FakeTransport, chunks, new_turn
 from tests.support.wire import Answer, every_way
@@ -215,7 +215,7 @@ def test_answers_go_out_and_the_connection_stays():
     for _ in range(3):
         place.send(GET)
         finish(place.exchange)
-        assert place.door.state == IDLE
+        assert place.door.state == DoorState.IDLE
     assert [answer.status for answer in place.answers] == [200] * 3
     assert place.transport.ending == ""
 
@@ -354,7 +354,7 @@ def test_what_is_no_request_is_answered_and_closed():
             codes = place.refusals + ["" for exchange in place.driver.begun if not exchange.head.fault]
             assert codes == [code] or place.driver.begun[-1].head.fault, (data[:40], size, codes)
             if place.refusals:
-                assert place.door.state == CLOSING
+                assert place.door.state == DoorState.CLOSING
                 assert place.transport.eof or place.transport.ending
                 assert len(place.answers) == 1
                 assert place.answers[0].values("connection") == ["close"]
@@ -380,7 +380,7 @@ def test_nothing_behind_the_last_request_is_served():
         place.send(last + GET)
         assert len(place.driver.begun) == 1
         assert len(place.answers) == 1
-        assert place.door.state == CLOSING
+        assert place.door.state == DoorState.CLOSING
 
 
 @within_a_loop
@@ -441,7 +441,7 @@ def test_an_answer_before_the_body_is_in_closes_the_connection():
     place.send(POST + BODY[:5])
     finish(place.exchange, 413)
     assert place.answers[0].status == 413
-    assert place.door.state == CLOSING
+    assert place.door.state == DoorState.CLOSING
     assert place.transport.eof
     place.send(BODY[5:], GET)  # read and thrown away
     assert len(place.driver.begun) == 1
@@ -481,7 +481,7 @@ def test_a_body_that_is_broken_is_told():
             assert codes, broken[:20]
             assert codes <= {"bad_body", "bad_request", "head_too_large"}
             assert not place.answers[0].header("connection", "").startswith("keep")
-            assert place.door.state == CLOSING
+            assert place.door.state == DoorState.CLOSING
 
 
 @within_a_loop
@@ -511,7 +511,7 @@ def test_a_connection_without_a_request_is_closed():
 def test_a_head_that_does_not_end_is_answered():
     place = Place()
     place.send(GET[:10])
-    assert place.door.state == HEAD
+    assert place.door.state == DoorState.HEAD
     place.sweep(9)
     assert place.refusals == []
     place.send(GET[10:12])
@@ -537,7 +537,7 @@ def test_an_exchange_may_take_its_time():
     place.send(POST + BODY)
     place.sweep(100_000)
     assert (place.driver.failed, place.transport.ending) == ([], "")
-    assert place.door.state == EXCHANGE
+    assert place.door.state == DoorState.EXCHANGE
 
 
 @within_a_loop
@@ -571,7 +571,7 @@ def test_a_client_that_takes_nothing_is_cut_off():
 def test_a_closing_connection_is_not_read_for_ever():
     place = Place()
     place.send(b"garbage\r\n\r\n")
-    assert place.door.state == CLOSING
+    assert place.door.state == DoorState.CLOSING
     place.sweep(1)
     assert place.transport.ending == ""
     place.sweep(3)
@@ -691,19 +691,19 @@ def test_a_client_that_leaves_unread_is_noticed():
         place = Place()
         place.send(POST)
         assert place.house.unread == set()
-        place.door._pause_transport_reading()
+        place.door._pause_transport()
         assert place.house.unread == {place.door}
         place.transport.socket.state = state
         place.house._look()
         assert (place.transport.ending == "aborted") is gone, state
-        place.door._resume_transport_reading()
+        place.door._resume_transport()
         assert place.house.unread == set()
 
 
 @within_a_loop
 def test_a_lost_connection_is_not_looked_at():
     place = Place()
-    place.door._pause_transport_reading()
+    place.door._pause_transport()
     place.door.connection_lost(None)
     assert place.house.unread == set()
     assert not place.door.has_left()
@@ -762,7 +762,7 @@ def test_a_drain_lets_what_runs_end():
     finish(place.exchange)
     assert place.answers[0].values("connection") == ["close"]
     assert place.transport.eof
-    assert place.door.state == CLOSING
+    assert place.door.state == DoorState.CLOSING
 
 
 @within_a_loop
@@ -789,7 +789,7 @@ def test_a_shutdown_cuts_what_is_left():
         place.send(GET)
         place.exchange.sink.start(200, b"", 10)
         place.exchange.sink.write(b"half")
-        await place.house.shutdown()
+        place.house.shutdown()
         assert place.transport.ending
         assert not place.answers[0].is_complete
 

@@ -31,7 +31,7 @@ def exchange_for(
     body.feed(data)
     if whole:
         body.finish()
-    exchange = Exchange(None, head, Sink(), body, Client("a"), route_for("POST", path, False), 0, 0)
+    exchange = Exchange(None, head, Sink(), body, Client("a"), route_for("POST", path, False), 0)
     exchange.strip_usage = ask
     return exchange
 

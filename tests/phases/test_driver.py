@@ -111,7 +111,7 @@ class Gateway:
         route = route_for(method, head.path, head.anthropic)
         request = RequestBody(-2 if body is None else len(body), self.settings.max_body)
         now = now_ns()
-        call.exchange = Exchange(call.door, head, call.sink, request, Client(client), route, now, now)
+        call.exchange = Exchange(call.door, head, call.sink, request, Client(client), route, now)
         if body is not None and whole:
             request.feed(body)
             request.finish()
@@ -269,7 +269,7 @@ def test_a_connections_next_request_for_another_host_tells_the_other():
         head = RequestHead("GET", b"/x", 1, [(b"Host", host)])
         now = now_ns()
         call.exchange = Exchange(
-            call.door, head, call.sink, RequestBody(-2, 0), client, route_for("GET", b"/x", False), now, now
+            call.door, head, call.sink, RequestBody(-2, 0), client, route_for("GET", b"/x", False), now
         )
         gateway.driver.begin(call.exchange)
         assert b"X-Forwarded-Host: " + host + b"\r\n" in gateway.stages[0].sent
@@ -389,7 +389,7 @@ def test_what_could_not_be_read_as_a_request():
     call = Call(gateway, "GET", 1)
     head = RequestHead("GET", b"/", 1, [(b"Host", b"unread")])
     call.exchange = Exchange(
-        call.door, head, call.sink, RequestBody(-2, 0), Client("a"), route_for("GET", b"/", False), 0, 0
+        call.door, head, call.sink, RequestBody(-2, 0), Client("a"), route_for("GET", b"/", False), 0
     )
     gateway.driver.begin_refused(call.exchange, fault("head_timeout"))
     assert (call.answer.status, call.error["code"]) == (408, "head_timeout")
@@ -442,7 +442,7 @@ def test_a_body_that_grows_too_large_on_the_way():
         head = RequestHead("POST", path, 1, [(b"Host", b"a"), (b"Transfer-Encoding", b"chunked")])
         now = now_ns()
         call.exchange = Exchange(
-            call.door, head, call.sink, body, Client("a"), route_for("POST", path, False), now, now
+            call.door, head, call.sink, body, Client("a"), route_for("POST", path, False), now
         )
         gateway.driver.begin(call.exchange)
         body.feed(b"x" * 11)
@@ -584,7 +584,7 @@ def test_a_body_whose_beginning_is_gone_cannot_move():
     now = now_ns()
     body = RequestBody(-1, 4)
     call.exchange = Exchange(
-        call.door, head, call.sink, body, Client("a"), route_for("PUT", b"/files", False), now, now
+        call.door, head, call.sink, body, Client("a"), route_for("PUT", b"/files", False), now
     )
     gateway.driver.begin(call.exchange)
     body.feed(b"too long to keep")
@@ -995,9 +995,8 @@ def test_a_usage_that_is_not_believed_is_counted():
 
 
 def test_a_mistake_of_ours_is_a_500_and_a_line_in_the_log(caplog, monkeypatch):
-    gateway = Gateway(1)
+    gateway = Gateway(2)
     monkeypatch.setattr(gateway.driver, "policy", None)
-    monkeypatch.setattr(gateway.fleet, "serving", None)
     call = gateway.ask(OPENAI)
     assert (call.answer.status, call.error["code"]) == (500, "internal")
     assert call.request_id in caplog.text

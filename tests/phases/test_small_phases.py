@@ -26,9 +26,7 @@ def exchange_for(
 ) -> Exchange:
     """Return an exchange that has just begun."""
     head = RequestHead(method, target, minor, [(b"Host", b"a"), *headers])
-    return Exchange(
-        None, head, Sink(), RequestBody(-2, 0), Client("a"), route_for("POST", target, False), 0, 0
-    )
+    return Exchange(None, head, Sink(), RequestBody(-2, 0), Client("a"), route_for("POST", target, False), 0)
 
 
 def admit(exchange: Exchange, settings: Settings) -> Fault | None:

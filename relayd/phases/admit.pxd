@@ -1,0 +1,4 @@
+from relayd.records cimport Exchange
+
+
+cpdef object admit(Exchange exchange, object settings, object addresses)
