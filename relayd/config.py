@@ -7,143 +7,57 @@ by its dotted path, as `--set resilience.timeouts.idle=30s` does; a tail that na
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from relayd.readers import (
+    QuotaOf,
+    RateOf,
+    Secret,
+    SettingError,
+    read_address,
+    read_choice,
+    read_count,
+    read_duration,
+    read_name,
+    read_network,
+    read_positive,
+    read_prefix,
+    read_quota,
+    read_rate,
+    read_secret,
+    read_share,
+    read_sink,
+    read_size,
+    read_switch,
+    read_text,
+    read_url,
+)
 from relayd.registry import did_you_mean
 
-
-class SettingError(ValueError):
-    """A setting that cannot be used; the message says what to write instead."""
-
-
-# --- units ------------------------------------------------------------------------------------------
-
-_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_SIZE_UNITS = {
-    "": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "kB": 10**3, "MB": 10**6, "GB": 10**9,
-}  # fmt: skip
+# How a setting is written in a file: an annotation has one of these beside its meaning.
+#   read    the text of a scalar -> the value
+#   item    the text of each item of a list -> an item (with --set: separated by commas)
+#   table   a mapping by name -> {name: struct}; the reader is for the names
+#   rows    a list of structs; a plain scalar instead of one means {that field: scalar}
 
 
-def read_duration(text: str) -> float:
-    """Return seconds from `20s`, `1.5m`, `250ms` or `off` (0)."""
-    if text in ("off", "0"):
-        return 0.0
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)", text)
-    if match is None:
-        raise SettingError(f"{text!r} is not a duration: write a number with ms, s, m, h or d, such as 20s")
-    return float(match[1]) * _DURATION_UNITS[match[2]]
+def _items(reader: Callable[[str], Any], meaning: str) -> msgspec.Meta:
+    return msgspec.Meta(description=meaning, extra={"item": reader})
 
 
-def read_size(text: str) -> int:
-    """Return bytes from `32MiB`, `64KiB` or a plain number."""
-    match = re.fullmatch(r"([0-9]+)\s*(B|KiB|MiB|GiB|kB|MB|GB|)", text)
-    if match is None:
-        raise SettingError(f"{text!r} is not a size: write a number with KiB, MiB or GiB, such as 32MiB")
-    if not int(match[1]):
-        raise SettingError(f"{text!r} would let nothing through: write a size, such as 32MiB")
-    return int(match[1]) * _SIZE_UNITS[match[2]]
+def _table(name_reader: Callable[[str], str], meaning: str) -> msgspec.Meta:
+    return msgspec.Meta(description=meaning, extra={"table": name_reader})
 
 
-def read_share(text: str) -> float:
-    """Return a fraction from `20%`."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)%", text)
-    if match is None or float(match[1]) > 100:
-        raise SettingError(f"{text!r} is not a share: write a percentage, such as 20%")
-    return float(match[1]) / 100
+def _texts(name_reader: Callable[[str], str], reader: Callable[[str], Any], meaning: str) -> msgspec.Meta:
+    return msgspec.Meta(description=meaning, extra={"table": name_reader, "read": reader})
 
 
-class RateOf(NamedTuple):
-    """So many in so much time."""
-
-    units: int
-    period_s: float
-
-
-_PERIODS = {"s": 1.0, "min": 60.0, "h": 3600.0, "hour": 3600.0, "d": 86400.0, "day": 86400.0}
-
-
-def read_rate(text: str) -> RateOf | None:
-    """Return a rate from `100/s`, `600/min`, `10M/day`, or None from `off`."""
-    if text == "off":
-        return None
-    match = re.fullmatch(r"([1-9][0-9]{0,8})([kM]?)/(s|min|h|hour|d|day)", text)
-    if match is None:
-        raise SettingError(
-            f"{text!r} is not a rate: write a number a time, such as 100/s, 600/min or 10M/day, or off"
-        )
-    return RateOf(int(match[1]) * {"": 1, "k": 1000, "M": 1_000_000}[match[2]], _PERIODS[match[3]])
-
-
-def read_count(text: str) -> int:
-    """Return a whole number."""
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise SettingError(f"{text!r} is not a whole number")
-    return int(text)
-
-
-def read_positive(text: str) -> int:
-    """Return a whole number that is not 0."""
-    if not read_count(text):
-        raise SettingError(f"{text!r} would let nothing through: write 1 or more")
-    return int(text)
-
-
-def read_switch(text: str) -> bool:
-    """Return True for `on`, False for `off`."""
-    words = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
-    if text.lower() not in words:
-        raise SettingError(f"{text!r} is neither on nor off")
-    return words[text.lower()]
-
-
-def read_address(text: str) -> str:
-    """Return `HOST:PORT` as it is, after checking it; `off` stays."""
-    if text == "off":
-        return text
-    split_address(text)
-    return text
-
-
-def split_address(text: str) -> tuple[str, int]:
-    """Return (host, port) of `HOST:PORT`, `[IPv6]:PORT` or `:PORT`."""
-    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]/]*)):([0-9]{1,5})", text)
-    if match is None or int(match[3]) > 65535:
-        raise SettingError(f"{text!r} is not an address: write HOST:PORT, such as 127.0.0.1:8080")
-    return match[1] or match[2] or "0.0.0.0", int(match[3])
-
-
-def read_networks(text: str) -> tuple[str, ...]:
-    """Return address ranges from a comma-separated list."""
-    ranges = tuple(part.strip() for part in text.split(",") if part.strip())
-    for one in ranges:
-        try:
-            ipaddress.ip_network(one)
-        except ValueError as error:
-            raise SettingError(f"{one!r} is not an address range such as 10.0.0.0/8: {error}") from None
-    return ranges
-
-
-def read_text(text: str) -> str:
-    """Return the text itself."""
-    return text
-
-
-def read_choice(*choices: str) -> Callable[[str], str]:
-    """Return a reader that accepts only `choices`."""
-
-    def read(text: str) -> str:
-        if text not in choices:
-            hint = did_you_mean(text, choices)
-            raise SettingError(f"{text!r} is not one of {', '.join(choices)}{hint}")
-        return text
-
-    read.choices = choices  # type: ignore[attr-defined]
-    return read
+def _rows(shorthand: str, meaning: str) -> msgspec.Meta:
+    return msgspec.Meta(description=meaning, extra={"rows": shorthand})
 
 
 def _unit(reader: Callable[[str], Any], meaning: str) -> msgspec.Meta:
@@ -209,10 +123,127 @@ class PerAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     burst: Annotated[int, _unit(read_positive, "of them at once")] = 100
 
 
+_RATE_REQUESTS = Annotated[RateOf | None, _unit(read_rate, "requests of one tenant, or off")]
+_RATE_TOKENS = Annotated[
+    RateOf | None, _unit(read_rate, "tokens of one tenant, prompts and answers together, or off")
+]
+_CONCURRENCY = Annotated[int, _unit(read_count, "requests of one tenant at the same time; 0 is no bound")]
+_QUOTA = Annotated[
+    QuotaOf | None, _unit(read_quota, "tokens of one tenant in each hour, day or month, or off")
+]
+_QUOTA_REQUESTS = Annotated[
+    QuotaOf | None, _unit(read_quota, "requests of one tenant in each hour, day or month, or off")
+]
+
+
+class Allowance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much a tenant may ask of one model, within all that it may ask."""
+
+    requests: _RATE_REQUESTS = None
+    tokens: _RATE_TOKENS = None
+    concurrency: _CONCURRENCY = 0
+    quota: _QUOTA = None
+    quota_requests: _QUOTA_REQUESTS = None
+
+
+class Tier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much each tenant of a tier may ask."""
+
+    requests: _RATE_REQUESTS = None
+    tokens: _RATE_TOKENS = None
+    concurrency: _CONCURRENCY = 0
+    quota: _QUOTA = None
+    quota_requests: _QUOTA_REQUESTS = None
+    models: Annotated[dict[str, Allowance], _table(read_name, "further limits, by model")] = {}
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much may be asked for."""
 
     per_address: PerAddress = PerAddress()
+    tiers: Annotated[
+        dict[str, Tier], _table(read_name, "limits by tier; tenants without one are in `default`")
+    ] = {}
+
+
+class Jwt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tokens that somebody else signs."""
+
+    algorithms: Annotated[
+        tuple[str, ...],
+        _items(read_choice("RS256", "HS256", "ES256", "EdDSA"), "signatures that are accepted"),
+    ] = ("RS256",)
+    jwks: Annotated[str, _unit(read_text, "URL or file of the public keys")] = ""
+    public_key: Annotated[str, _unit(read_text, "PEM file of the one public key")] = ""
+    secret: Annotated[
+        Secret, _unit(read_secret, "for HS256: 32 bytes or more; hex: or base64: before binary ones")
+    ] = Secret("")
+    secret_kid: Annotated[str, _unit(read_text, "the kid that names it, where there are other keys")] = ""
+    issuer: Annotated[str, _unit(read_text, "what iss must be, to the letter")] = ""
+    audience: Annotated[str, _unit(read_text, "what aud must be or contain")] = ""
+    leeway: Annotated[float, _unit(read_duration, "how far clocks may be apart")] = 30.0
+    max_lifetime: Annotated[float, _unit(read_duration, "from now to a token's end, at most")] = 30 * 86400.0
+    tenant_claim: Annotated[str, _unit(read_text, "the claim that says who asks")] = "sub"
+    tier_claim: Annotated[str, _unit(read_text, "the claim that says the tier, if a token has it")] = "tier"
+    models_claim: Annotated[
+        str, _unit(read_text, "the claim that lists the models a token is for, if it has it")
+    ] = "models"
+    max_age: Annotated[float, _unit(read_duration, "keys from a URL are fetched again after this")] = 600.0
+    stale_for: Annotated[
+        float, _unit(read_duration, "how long the last keys serve while their URL does not answer")
+    ] = 86400.0
+
+
+class Auth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may ask.  Without any of it everybody may."""
+
+    jwt: Jwt = Jwt()
+    keys: Annotated[str, _unit(read_text, "YAML file with the hashes of API keys")] = ""
+    failures: Annotated[
+        RateOf | None, _unit(read_rate, "wrong credentials of one address before it must wait, or off")
+    ] = RateOf(60, 60.0)
+
+
+class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """TLS towards clients."""
+
+    cert: Annotated[str, _unit(read_text, "PEM file of the certificate and its chain")] = ""
+    key: Annotated[str, _unit(read_text, "PEM file of its key")] = ""
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One inference endpoint."""
+
+    url: Annotated[str, _unit(read_url, "where it is")]
+    key: Annotated[Secret, _unit(read_secret, "the credential that it wants")] = Secret("")
+    dialect: Annotated[
+        str,
+        _unit(read_choice("openai", "anthropic"), "where it wants the key: Authorization, or x-api-key"),
+    ] = "openai"
+    headers: Annotated[
+        dict[str, Secret], _texts(read_name, read_secret, "further headers of every request to it")
+    ] = {}
+
+
+class TargetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A worker that serves a model."""
+
+    worker: Annotated[str, _unit(read_name, "the worker's name")]
+    model: Annotated[str, _unit(read_text, "the model's name there, if it is another")] = ""
+
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model that clients may ask for."""
+
+    targets: Annotated[tuple[TargetSettings, ...], _rows("worker", "the workers that serve it")]
+    aliases: Annotated[tuple[str, ...], _items(read_name, "further names for it")] = ()
+
+
+class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line a request."""
+
+    format: Annotated[str, _unit(read_choice("json"), "how a line is written")] = "json"
+    sinks: Annotated[tuple[str, ...], _items(read_sink, "where lines go: stdout, file:PATH")] = ()
 
 
 class WorkerTls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -230,7 +261,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         "127.0.0.1:9901"
     )
     trusted_proxies: Annotated[
-        tuple[str, ...], _unit(read_networks, "address ranges whose X-Forwarded-* is believed")
+        tuple[str, ...], _items(read_network, "address ranges whose X-Forwarded-* is believed")
     ] = ()
     max_body: Annotated[int, _unit(read_size, "a request's body")] = 64 << 20
     max_held: Annotated[int, _unit(read_size, "request bodies held in memory, all together")] = 1 << 30
@@ -252,7 +283,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reveal: Annotated[
         bool, _unit(read_switch, "name the worker (x-relayd-worker) and the times (server-timing)")
     ] = True
-    access_log: Annotated[bool, _unit(read_switch, "one JSON line a request on stdout")] = False
     drain_delay: Annotated[
         float, _unit(read_duration, "from not ready to not accepting, after TERM, for balancers to notice")
     ] = 2.0
@@ -260,21 +290,40 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float, _unit(read_duration, "what running requests may take after TERM; off waits for the last one")
     ] = 60.0
     front: Front = Front()
+    tls: Tls = Tls()
+    auth: Auth = Auth()
     limits: Limits = Limits()
+    log: Log = Log()
     resilience: Resilience = Resilience()
     worker_tls: WorkerTls = WorkerTls()
+    workers: Annotated[dict[str, WorkerSettings], _table(read_name, "inference endpoints by name")] = {}
+    models: Annotated[
+        dict[str, ModelSettings],
+        _table(read_name, "models by name; without any, those that the workers list"),
+    ] = {}
+    passthrough: Annotated[
+        dict[str, str],
+        _texts(read_prefix, read_name, "paths that relayd does not know, by prefix: to that model's workers"),
+    ] = {}
 
 
 # --- by path ----------------------------------------------------------------------------------------
 
 
 def every_setting(struct: type[msgspec.Struct] = Settings, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted path, annotation) of every setting."""
+    """Yield (dotted path, annotation) of every setting that has one; tables and rows are a file's."""
     for name, hint in get_type_hints(struct, include_extras=True).items():
         if get_origin(hint) is Annotated:
-            yield prefix + name, hint
+            if not {"table", "rows"} & how_written(hint).keys():
+                yield prefix + name, hint
         else:
             yield from every_setting(hint, f"{prefix}{name}.")
+
+
+def how_written(hint: Any) -> dict[str, Any]:
+    """Return the readers of an annotation: see above the settings."""
+    meta = next(part for part in get_args(hint) if isinstance(part, msgspec.Meta))
+    return meta.extra or {}
 
 
 def find_path(key: str) -> str:
@@ -302,9 +351,12 @@ def apply(settings: Settings, assignment: str) -> Settings:
         raise SettingError(f"--set takes KEY=VALUE, not {assignment!r}")
     path = find_path(key.strip())
     hint = dict(every_setting())[path]
-    reader = next(arg for arg in get_args(hint) if isinstance(arg, msgspec.Meta)).extra["read"]  # type: ignore[index]
+    written = how_written(hint)
     try:
-        value = reader(text.strip())
+        if "item" in written:
+            value: Any = tuple(written["item"](part.strip()) for part in text.split(",") if part.strip())
+        else:
+            value = written["read"](text.strip())
     except SettingError as error:
         raise SettingError(f"{path}: {error}") from None
     changed: Settings = _replace(settings, path.split("."), value)

@@ -23,10 +23,11 @@ from relayd._fast.head import set_via
 from relayd._fast.leg import Pool, Sweeper, now_ns
 from relayd._fast.turn import Turn
 from relayd.admin.app import make_app
-from relayd.config import SettingError, Settings, split_address
+from relayd.config import Settings
 from relayd.front.door import House
 from relayd.phases.account import Books
 from relayd.phases.driver import Driver
+from relayd.readers import SettingError, split_address
 from relayd.records import Fleet, Worker
 from relayd.registry import plugin
 from relayd.telemetry.access_log import AccessLog
@@ -90,7 +91,7 @@ class Gateway:
         self._make_workers()
         self.fleet = Fleet(self.workers)
         self.metrics = Metrics(self.workers, lambda worker: worker.up and not is_resting(worker, now_ns()))
-        self.access_log = AccessLog(on_drop=self._log_dropped) if self.settings.access_log else None
+        self.access_log = AccessLog(on_drop=self._log_dropped) if self.settings.log.sinks else None
         self.books = Books(self.metrics, self.fleet, self.access_log, self.pseudonym)
         self.discovery = Discovery(self.fleet, self.tls, log.warning)
         self.driver = Driver(self.settings, self.fleet, self.policy, self.sweeper, self.books, self.discovery)

@@ -12,7 +12,8 @@ import pytest
 from relayd import server
 from relayd.commands import serve
 from relayd.commands.serve import is_loopback, read_settings, read_worker
-from relayd.config import SettingError, Settings, apply
+from relayd.config import Settings, apply
+from relayd.readers import SettingError
 from relayd.server import Gateway, ListenError, check_parser, listen_error, shown
 
 

@@ -11,7 +11,8 @@ import sys
 
 import uvloop
 
-from relayd.config import SettingError, Settings, apply, split_address
+from relayd.config import Settings, apply
+from relayd.readers import SettingError, split_address
 from relayd.server import Gateway, ListenError, raise_descriptor_limit, serve
 
 HELP = "relay requests to inference servers"

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from relayd._fast.leg import Connection, LegOutcome, Pool
-from relayd.config import SettingError, WorkerTls
+from relayd.config import WorkerTls
+from relayd.readers import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relayd.config import PerAddress, RateOf
+from relayd.config import PerAddress
 from relayd.limits.addresses import Addresses, read_address
+from relayd.readers import RateOf
 
 NOW = 10**15
 S = 1_000_000_000

@@ -9,7 +9,8 @@ import ssl
 import pytest
 
 from relayd._fast.leg import LegOutcome
-from relayd.config import SettingError, WorkerTls
+from relayd.config import WorkerTls
+from relayd.readers import SettingError
 from relayd.upstream.dial import Dialer, Endpoint, tls_context, words_for, words_for_tls
 
 # --- URLs ---------------------------------------------------------------------------------------------
