@@ -81,6 +81,8 @@ def told(stage: Stage, *pieces: bytes, strip_usage: bool, coding: bytes, minor: 
     seen = stage.answer()
     body = bytes(seen.body)
     assert leg.sink.bytes_written == len(body)
+    if strip_usage:
+        body = body.replace(b"\r\n", b"\r")  # half a line end may have gone with the event behind it
     if not seen.is_complete:
         body = body.rstrip(b"\r\n")  # a line end may have been cut in two, and its half was kept
     return (
