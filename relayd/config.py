@@ -1,8 +1,9 @@
 """Every setting: its name, type, unit, default and meaning.
 
-Settings are frozen structs; the field's annotation says how its text is read.  `apply` changes one of them
-by its dotted path, as `--set resilience.timeouts.idle=30s` does; a tail that names only one setting
-(`timeouts.idle`, `idle`) is enough.
+Settings are frozen structs; the field's annotation says how its text is read, in a file (`settings_file`)
+and on the command line.  `apply` changes one of them by its dotted path, as
+`--set resilience.timeouts.idle=30s` does; a tail that names only one setting (`timeouts.idle`, `idle`) is
+enough.
 """
 
 from __future__ import annotations
@@ -17,17 +18,22 @@ from relayd.readers import (
     RateOf,
     Secret,
     SettingError,
+    kind_of,
     read_address,
     read_choice,
     read_count,
+    read_credential,
     read_duration,
+    read_header_name,
+    read_jwt_secret,
+    read_key_source,
     read_name,
     read_network,
+    read_path,
     read_positive,
     read_prefix,
     read_quota,
     read_rate,
-    read_secret,
     read_share,
     read_sink,
     read_size,
@@ -173,10 +179,10 @@ class Jwt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         tuple[str, ...],
         _items(read_choice("RS256", "HS256", "ES256", "EdDSA"), "signatures that are accepted"),
     ] = ("RS256",)
-    jwks: Annotated[str, _unit(read_text, "URL or file of the public keys")] = ""
-    public_key: Annotated[str, _unit(read_text, "PEM file of the one public key")] = ""
+    jwks: Annotated[str, _unit(read_key_source, "URL or file of the public keys")] = ""
+    public_key: Annotated[str, _unit(read_path, "PEM file of the one public key")] = ""
     secret: Annotated[
-        Secret, _unit(read_secret, "for HS256: 32 bytes or more; hex: or base64: before binary ones")
+        Secret, _unit(read_jwt_secret, "for HS256: 32 bytes or more; hex: or base64: before binary ones")
     ] = Secret("")
     secret_kid: Annotated[str, _unit(read_text, "the kid that names it, where there are other keys")] = ""
     issuer: Annotated[str, _unit(read_text, "what iss must be, to the letter")] = ""
@@ -198,7 +204,7 @@ class Auth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Who may ask.  Without any of it everybody may."""
 
     jwt: Jwt = Jwt()
-    keys: Annotated[str, _unit(read_text, "YAML file with the hashes of API keys")] = ""
+    keys: Annotated[str, _unit(read_path, "YAML file with the hashes of API keys")] = ""
     failures: Annotated[
         RateOf | None, _unit(read_rate, "wrong credentials of one address before it must wait, or off")
     ] = RateOf(60, 60.0)
@@ -207,21 +213,21 @@ class Auth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """TLS towards clients."""
 
-    cert: Annotated[str, _unit(read_text, "PEM file of the certificate and its chain")] = ""
-    key: Annotated[str, _unit(read_text, "PEM file of its key")] = ""
+    cert: Annotated[str, _unit(read_path, "PEM file of the certificate and its chain")] = ""
+    key: Annotated[str, _unit(read_path, "PEM file of its key")] = ""
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One inference endpoint."""
 
     url: Annotated[str, _unit(read_url, "where it is")]
-    key: Annotated[Secret, _unit(read_secret, "the credential that it wants")] = Secret("")
+    key: Annotated[Secret, _unit(read_credential, "the credential that it wants")] = Secret("")
     dialect: Annotated[
         str,
         _unit(read_choice("openai", "anthropic"), "where it wants the key: Authorization, or x-api-key"),
     ] = "openai"
     headers: Annotated[
-        dict[str, Secret], _texts(read_name, read_secret, "further headers of every request to it")
+        dict[str, Secret], _texts(read_header_name, read_credential, "further headers of every request to it")
     ] = {}
 
 
@@ -250,7 +256,7 @@ class WorkerTls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """TLS towards workers whose URL begins with https://."""
 
     verify: Annotated[bool, _unit(read_switch, "check the worker's certificate and name")] = True
-    ca: Annotated[str, _unit(read_text, "file with the certificate authorities to trust")] = ""
+    ca: Annotated[str, _unit(read_path, "file with the certificate authorities to trust")] = ""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -320,6 +326,26 @@ def every_setting(struct: type[msgspec.Struct] = Settings, prefix: str = "") -> 
             yield from every_setting(hint, f"{prefix}{name}.")
 
 
+def every_key(struct: type[msgspec.Struct] = Settings, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (path, annotation) of all that a file may say; in a table NAME is a name, [] is a row."""
+    for name, hint in get_type_hints(struct, include_extras=True).items():
+        path = prefix + name
+        if get_origin(hint) is not Annotated:
+            yield from every_key(hint, path + ".")
+            continue
+        yield path, hint
+        written = how_written(hint)
+        if "rows" in written:
+            yield from every_key(entry_type(hint), path + "[].")
+        elif "table" in written and "read" not in written:
+            yield from every_key(entry_type(hint), path + ".NAME.")
+
+
+def entry_type(hint: Any) -> Any:
+    """Return what a table or a list has as its entries: T of dict[str, T] and of tuple[T, ...]."""
+    return next(part for part in reversed(get_args(get_args(hint)[0])) if part is not ...)
+
+
 def how_written(hint: Any) -> dict[str, Any]:
     """Return the readers of an annotation: see above the settings."""
     meta = next(part for part in get_args(hint) if isinstance(part, msgspec.Meta))
@@ -350,8 +376,9 @@ def apply(settings: Settings, assignment: str) -> Settings:
     if not equals:
         raise SettingError(f"--set takes KEY=VALUE, not {assignment!r}")
     path = find_path(key.strip())
-    hint = dict(every_setting())[path]
-    written = how_written(hint)
+    written = how_written(dict(every_setting())[path])
+    if "read" in written and kind_of(written["read"]).is_secret:
+        raise SettingError(f"{path}: everybody here can see a command's arguments; put it in a settings file")
     try:
         if "item" in written:
             value: Any = tuple(written["item"](part.strip()) for part in text.split(",") if part.strip())

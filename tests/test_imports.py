@@ -17,7 +17,7 @@ ROOT = Path(relayd.__file__).parent
 # Each may import from those before it, and from itself.
 LAYERS = [
     {"_fast"},
-    {"config", "faults", "readers", "records", "registry"},
+    {"config", "faults", "readers", "records", "registry", "settings_file"},
     {"net"},
     {"routing", "dialects", "limits"},
     {"telemetry"},

@@ -11,9 +11,9 @@ import pytest
 
 from relayd import server
 from relayd.commands import serve
-from relayd.commands.serve import is_loopback, read_settings, read_worker
+from relayd.commands.serve import read_settings, read_worker
 from relayd.config import Settings, apply
-from relayd.readers import SettingError
+from relayd.readers import SettingError, is_loopback
 from relayd.server import Gateway, ListenError, check_parser, listen_error, shown
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import logging
 import os
 import re
@@ -12,20 +11,25 @@ import sys
 import uvloop
 
 from relayd.config import Settings, apply
-from relayd.readers import SettingError, split_address
+from relayd.readers import SettingError
 from relayd.server import Gateway, ListenError, raise_descriptor_limit, serve
+from relayd.settings_file import load
+from relayd.settings_file.checks import exposures
 
 HELP = "relay requests to inference servers"
 EXIT_SETTINGS = 1
 
+log = logging.getLogger("relayd")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument(
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config", metavar="FILE", help="the settings file (see `relayd check`)")
+    source.add_argument(
         "--worker",
         action="append",
         metavar="[NAME=]URL",
-        required=True,
         help="an inference server, such as http://10.0.0.11:8000; may be repeated",
     )
     parser.add_argument("--listen", metavar="HOST:PORT", help="where clients connect (127.0.0.1:8080)")
@@ -47,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="relayd: %(message)s")
     logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
     try:
-        gateway = Gateway(read_settings(args), [read_worker(text) for text in args.worker])
+        settings = read_settings(args)
+        gateway = Gateway(settings, workers_of(args, settings))
     except SettingError as error:
         print(f"relayd: {error}", file=sys.stderr)
         return EXIT_SETTINGS
@@ -65,32 +70,33 @@ def read_settings(args: argparse.Namespace) -> Settings:
     Raises:
         SettingError: one of them cannot be used.
     """
+    names = [name for name in ("listen", "admin") if getattr(args, name) is not None]
+    assignments = [*args.set, *(f"{name}={getattr(args, name)}" for name in names)]
+    if args.config is not None:
+        return load(args.config, assignments, insecure=args.insecure, on_warning=log.warning)
     settings = Settings()
-    for assignment in args.set:
+    for assignment in assignments:
         settings = apply(settings, assignment)
-    for name in ("listen", "admin"):
-        if getattr(args, name) is not None:
-            settings = apply(settings, f"{name}={getattr(args, name)}")
-    if settings.listen == "off":
-        raise SettingError("listen: off would serve nobody; write HOST:PORT")
-    for name in ("listen", "admin"):
-        address = getattr(settings, name)
-        if not args.insecure and address != "off" and not is_loopback(split_address(address)[0]):
-            raise SettingError(
-                f"{name}: {address} can be reached from other machines, and nobody is authenticated; "
-                "choose an address on 127.0.0.1, or say --insecure if that is what you want"
-            )
+    refuse_exposure(settings, args.insecure)
     return settings
 
 
-def is_loopback(host: str) -> bool:
-    """True if only this machine can reach `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def workers_of(args: argparse.Namespace, settings: Settings) -> list[tuple[str, str]]:
+    """Return (name, URL) of each worker: those of the file, or those of the command line."""
+    if args.config is not None:
+        return [(name, worker.url) for name, worker in settings.workers.items()]
+    return [read_worker(text) for text in args.worker]
+
+
+def refuse_exposure(settings: Settings, insecure: bool) -> None:
+    """Raise a SettingError if anybody on the network could use what nobody can, or what is not guarded."""
+    if settings.listen == "off":
+        raise SettingError("listen: off would serve nobody; write HOST:PORT")
+    for name, message in [] if insecure else exposures(settings):
+        raise SettingError(
+            f"{name}: {getattr(settings, name)} {message}; "
+            "choose an address on 127.0.0.1, or say --insecure if that is what you want"
+        )
 
 
 def read_worker(text: str) -> tuple[str, str]:
