@@ -19,7 +19,7 @@ LAYERS = [
     {"_fast"},
     {"config", "faults", "readers", "records", "registry", "settings_file"},
     {"net"},
-    {"routing", "dialects", "limits"},
+    {"auth", "routing", "dialects", "limits"},
     {"telemetry"},
     {"upstream"},
     {"phases"},
