@@ -18,8 +18,17 @@ cdef extern from * nogil:
         int64_t* word, int64_t* expected, int64_t wanted, bint weak, int good, int bad)
     int RELAXED "__ATOMIC_RELAXED"
 
-LONGEST = 1 << 61               # ticks that a bucket may be behind: the rest of an int64 is for the time
+# Ticks that a bucket may be behind: the rest of an int64 is for the time.
+cdef int64_t LONGEST = (<int64_t> 1) << 61
 
+cdef int64_t UNITS_AT_MOST = ((<int64_t> 1) << UNITS_BITS) - 1
+cdef int64_t WINDOW_AT_MOST = ((<int64_t> 1) << (63 - UNITS_BITS)) - 1
+
+QUOTA_AT_MOST = UNITS_AT_MOST   # more than 4 * 10**12 units are not counted
+LAST_WINDOW = WINDOW_AT_MOST    # of hours since 1970, that is in the year 2209
+
+
+# --- rates ------------------------------------------------------------------------------------------
 
 @cython.final
 cdef class Rate:
@@ -46,18 +55,32 @@ cdef class Rate:
     cdef int64_t ticks(self, int64_t now_ns) noexcept nogil:
         return (now_ns - self.epoch_ns) * self.scale
 
-    cdef int64_t take(self, int64_t* full_at, int64_t cost, int64_t now_ns) noexcept nogil:
-        cdef int64_t now = self.ticks(now_ns), seen, behind, missing
+    cdef int64_t wait(self, int64_t full_at, int64_t cost, int64_t now_ns) noexcept nogil:
+        cdef int64_t now = self.ticks(now_ns), behind, missing
         if cost > self.burst:
             return -1
-        seen = load(full_at, RELAXED)
+        behind = full_at - now if full_at > now else 0
+        missing = behind + cost * self.interval - self.burst * self.interval
+        return (missing + self.scale - 1) // self.scale if missing > 0 else 0
+
+    cdef int64_t take(self, int64_t* full_at, int64_t cost, int64_t now_ns) noexcept nogil:
+        cdef int64_t now = self.ticks(now_ns), seen = load(full_at, RELAXED), wait
         while True:
-            behind = seen - now if seen > now else 0
-            missing = behind + cost * self.interval - self.burst * self.interval
-            if missing > 0:
-                return (missing + self.scale - 1) // self.scale
-            if swap(full_at, &seen, now + behind + cost * self.interval, False, RELAXED, RELAXED):
+            wait = self.wait(seen, cost, now_ns)
+            if wait:
+                return wait
+            if swap(full_at, &seen, max(seen, now) + cost * self.interval, False, RELAXED, RELAXED):
                 return 0
+
+    cdef void charge(self, int64_t* full_at, int64_t units, int64_t now_ns) noexcept nogil:
+        cdef int64_t now = self.ticks(now_ns), seen = load(full_at, RELAXED), room, more
+        while True:
+            room = LONGEST - (max(seen, now) - now)
+            if room <= 0:
+                return
+            more = units * self.interval if units < room // self.interval else room
+            if swap(full_at, &seen, max(seen, now) + more, False, RELAXED, RELAXED):
+                return
 
     cdef void give_back(self, int64_t* full_at, int64_t units) noexcept nogil:
         cdef int64_t seen = load(full_at, RELAXED)
@@ -71,49 +94,92 @@ cdef class Rate:
         return (self.burst * self.interval - behind) // self.interval if (
             behind < self.burst * self.interval) else 0
 
+    cdef int64_t full_in(self, int64_t full_at, int64_t now_ns) noexcept nogil:
+        cdef int64_t behind = full_at - self.ticks(now_ns)
+        return (behind + self.scale - 1) // self.scale if behind > 0 else 0
 
-@cython.final
-cdef class Buckets:
-    """Buckets of `rate` by 16-byte key, in `memory`: a writable buffer of `capacity` times 24 bytes, zeroed.
 
-    A key lies in one of eight slots.  When all are taken by others that are behind, the one that is least
-    behind is forgotten: that can only favour whoever it belonged to.
-    """
+# --- tables -----------------------------------------------------------------------------------------
+
+cdef inline Slot* place(Table table, uint64_t low, int probe) noexcept nogil:
+    return &table.slots[(low + <uint64_t> probe) & <uint64_t> (table.capacity - 1)]
+
+
+cdef class Table:
+    """Slots by 16-byte key in `memory`: a writable buffer of `capacity` times SLOT_SIZE bytes, zeroed."""
 
     SLOT_SIZE = sizeof(Slot)
 
-    def __cinit__(self, Rate rate, object memory):
+    cdef int use(self, object memory) except -1:
         cdef Py_buffer view
         PyObject_GetBuffer(memory, &view, PyBUF_WRITABLE)
         self.slots = <Slot*> view.buf
         self.capacity = view.len // <Py_ssize_t> sizeof(Slot)
         PyBuffer_Release(&view)         # `memory` is kept, and must not be resized
         self.memory = memory
-        self.rate = rate
         if self.capacity < PROBES or self.capacity & (self.capacity - 1):
             raise ValueError("the memory must hold a power of two of slots, at least 8")
+        return 0
 
-    cdef Slot* find(self, uint64_t low, uint64_t high, int64_t now_ns) noexcept nogil:
-        """Return the slot of a key: its own, a free one, or the one that is least behind."""
-        cdef uint64_t first = low & <uint64_t> (self.capacity - 1)
+    cdef Slot* look(self, uint64_t low, uint64_t high) noexcept nogil:
         cdef int i
         cdef Slot* slot
-        cdef Slot* best = NULL
         for i in range(PROBES):
-            slot = &self.slots[(first + <uint64_t> i) & <uint64_t> (self.capacity - 1)]
+            slot = place(self, low, i)
             if slot.low == low and slot.high == high:
                 return slot
-            if best is NULL or slot.full_at < best.full_at:
+        return NULL
+
+
+@cython.final
+cdef class Buckets(Table):
+    """Buckets of `rate`: see bucket.pxd."""
+
+    def __cinit__(self, Rate rate, object memory):
+        self.rate = rate
+        self.use(memory)
+
+    cdef Slot* find(self, uint64_t low, uint64_t high, int64_t now_ns) noexcept nogil:
+        """Return the slot of a key, if need be that of the bucket that is least behind."""
+        cdef int i
+        cdef Slot* slot
+        cdef Slot* best = self.look(low, high)
+        if best is not NULL:
+            return best
+        best = place(self, low, 0)
+        for i in range(1, PROBES):
+            slot = place(self, low, i)
+            if slot.word < best.word:
                 best = slot
-        if best.full_at > self.rate.ticks(now_ns):
+        if best.word > self.rate.ticks(now_ns):
             self.forgotten += 1
         best.low = low
         best.high = high
-        best.full_at = self.rate.ticks(now_ns)
+        best.word = self.rate.ticks(now_ns)
         return best
 
-    cdef int64_t take_of(self, uint64_t low, uint64_t high, int64_t cost, int64_t now_ns) noexcept nogil:
-        return self.rate.take(&self.find(low, high, now_ns).full_at, cost, now_ns)
+    cpdef int64_t take_of(self, uint64_t low, uint64_t high, int64_t cost, int64_t now_ns) noexcept nogil:
+        return self.rate.take(&self.find(low, high, now_ns).word, cost, now_ns)
+
+    cpdef int64_t wait_of(self, uint64_t low, uint64_t high, int64_t cost, int64_t now_ns) noexcept nogil:
+        cdef Slot* slot = self.look(low, high)
+        return self.rate.wait(self.rate.ticks(now_ns) if slot is NULL else slot.word, cost, now_ns)
+
+    cpdef void charge_of(self, uint64_t low, uint64_t high, int64_t units, int64_t now_ns) noexcept nogil:
+        self.rate.charge(&self.find(low, high, now_ns).word, units, now_ns)
+
+    cpdef void give_back_of(self, uint64_t low, uint64_t high, int64_t units) noexcept nogil:
+        cdef Slot* slot = self.look(low, high)
+        if slot is not NULL:
+            self.rate.give_back(&slot.word, units)
+
+    cpdef int64_t left_of(self, uint64_t low, uint64_t high, int64_t now_ns) noexcept nogil:
+        cdef Slot* slot = self.look(low, high)
+        return self.rate.burst if slot is NULL else self.rate.left(slot.word, now_ns)
+
+    cpdef int64_t full_in_of(self, uint64_t low, uint64_t high, int64_t now_ns) noexcept nogil:
+        cdef Slot* slot = self.look(low, high)
+        return 0 if slot is NULL else self.rate.full_in(slot.word, now_ns)
 
     def take(self, bytes key, int64_t cost, int64_t now_ns):
         """Take `cost` units for `key`; return 0, or the nanoseconds to wait, or -1 for never."""
@@ -123,23 +189,239 @@ cdef class Buckets:
             raise ValueError("a cost is not negative")
         return self.take_of(halves[0], halves[1], cost, now_ns)
 
-    def give_back(self, bytes key, int64_t units, int64_t now_ns):
+    def wait(self, bytes key, int64_t cost, int64_t now_ns):
+        """Return what take() would, and take nothing."""
+        cdef uint64_t[2] halves
+        read_key(key, halves)
+        if cost < 0:
+            raise ValueError("a cost is not negative")
+        return self.wait_of(halves[0], halves[1], cost, now_ns)
+
+    def charge(self, bytes key, int64_t units, int64_t now_ns):
+        """Take `units` for `key` whether they are there or not."""
+        cdef uint64_t[2] halves
+        read_key(key, halves)
+        if units < 0:
+            raise ValueError("a charge is not negative")
+        self.charge_of(halves[0], halves[1], units, now_ns)
+
+    def give_back(self, bytes key, int64_t units):
         """Give `units` back that were taken for `key` and not used."""
         cdef uint64_t[2] halves
         read_key(key, halves)
         if not 0 <= units <= self.rate.burst:
             raise ValueError("more is given back than could be taken")
-        self.rate.give_back(&self.find(halves[0], halves[1], now_ns).full_at, units)
+        self.give_back_of(halves[0], halves[1], units)
 
     def left(self, bytes key, int64_t now_ns):
         """Return how many units could be taken for `key` now."""
         cdef uint64_t[2] halves
         read_key(key, halves)
-        return self.rate.left(self.find(halves[0], halves[1], now_ns).full_at, now_ns)
+        return self.left_of(halves[0], halves[1], now_ns)
 
+    def full_in(self, bytes key, int64_t now_ns):
+        """Return the nanoseconds until the bucket of `key` is full again."""
+        cdef uint64_t[2] halves
+        read_key(key, halves)
+        return self.full_in_of(halves[0], halves[1], now_ns)
+
+
+@cython.final
+cdef class Counts(Table):
+    """How many are under way: see bucket.pxd."""
+
+    def __cinit__(self, object memory):
+        self.use(memory)
+
+    cdef Slot* find(self, uint64_t low, uint64_t high) noexcept nogil:
+        """Return the slot of a key, if need be that with the smallest count."""
+        cdef int i
+        cdef Slot* slot
+        cdef Slot* best = self.look(low, high)
+        if best is not NULL:
+            return best
+        best = place(self, low, 0)
+        for i in range(1, PROBES):
+            slot = place(self, low, i)
+            if slot.word < best.word:
+                best = slot
+        if best.word > 0:
+            self.forgotten += 1
+        best.low = low
+        best.high = high
+        best.word = 0
+        return best
+
+    cpdef bint take_of(self, uint64_t low, uint64_t high, int64_t most) noexcept nogil:
+        cdef int64_t* count = &self.find(low, high).word
+        cdef int64_t seen = load(count, RELAXED)
+        while seen < most:
+            if swap(count, &seen, seen + 1, False, RELAXED, RELAXED):
+                return True
+        return False
+
+    cpdef void give_back_of(self, uint64_t low, uint64_t high) noexcept nogil:
+        cdef Slot* slot = self.look(low, high)
+        cdef int64_t seen
+        if slot is NULL:
+            return
+        seen = load(&slot.word, RELAXED)
+        while seen > 0 and not swap(&slot.word, &seen, seen - 1, False, RELAXED, RELAXED):
+            pass
+
+    cpdef int64_t count_of(self, uint64_t low, uint64_t high) noexcept nogil:
+        cdef Slot* slot = self.look(low, high)
+        return 0 if slot is NULL else slot.word
+
+    def take(self, bytes key, int64_t most):
+        """Count one more for `key` and return True, or False where there are `most` already."""
+        cdef uint64_t[2] halves
+        read_key(key, halves)
+        return self.take_of(halves[0], halves[1], most)
+
+    def give_back(self, bytes key):
+        """Count one less for `key`."""
+        cdef uint64_t[2] halves
+        read_key(key, halves)
+        self.give_back_of(halves[0], halves[1])
+
+    def count(self, bytes key):
+        """Return how many are under way for `key`."""
+        cdef uint64_t[2] halves
+        read_key(key, halves)
+        return self.count_of(halves[0], halves[1])
+
+
+@cython.final
+cdef class Quotas(Table):
+    """How much was used in a window: see bucket.pxd."""
+
+    def __cinit__(self, object memory):
+        self.use(memory)
+
+    cdef Slot* find(self, uint64_t low, uint64_t high, int64_t window) noexcept nogil:
+        """Return the slot of a key, if need be that in which least was used."""
+        cdef int i
+        cdef Slot* slot
+        cdef Slot* best = self.look(low, high)
+        if best is not NULL:
+            return best
+        best = place(self, low, 0)
+        for i in range(1, PROBES):
+            slot = place(self, low, i)
+            if used_in(slot.word, window) < used_in(best.word, window):
+                best = slot
+        if used_in(best.word, window) > 0:
+            self.forgotten += 1
+        best.low = low
+        best.high = high
+        best.word = pack(window, 0)
+        return best
+
+    cpdef int64_t take_of(
+            self, uint64_t low, uint64_t high, int64_t units, int64_t window, int64_t most) noexcept nogil:
+        cdef int64_t* word = &self.find(low, high, window).word
+        cdef int64_t seen = load(word, RELAXED), used, counted_in
+        most = min(most, UNITS_AT_MOST)
+        while True:
+            counted_in = window_for(seen, window)
+            used = used_in(seen, window)
+            if units > most - used:
+                return ~counted_in
+            if swap(word, &seen, pack(counted_in, used + units), False, RELAXED, RELAXED):
+                return counted_in
+
+    cpdef void charge_of(self, uint64_t low, uint64_t high, int64_t units, int64_t window) noexcept nogil:
+        cdef int64_t* word = &self.find(low, high, window).word
+        cdef int64_t seen = load(word, RELAXED), used
+        while True:
+            used = used_in(seen, window)
+            used += min(units, UNITS_AT_MOST - used)
+            if swap(word, &seen, pack(window_for(seen, window), used), False, RELAXED, RELAXED):
+                return
+
+    cpdef void give_back_of(self, uint64_t low, uint64_t high, int64_t units, int64_t window) noexcept nogil:
+        cdef Slot* slot = self.look(low, high)
+        cdef int64_t seen, used
+        if slot is NULL:
+            return
+        seen = load(&slot.word, RELAXED)
+        while seen >> UNITS_BITS == window:
+            used = seen & UNITS_AT_MOST
+            used -= min(units, used)    # what was given may have been forgotten since
+            if swap(&slot.word, &seen, pack(window, used), False, RELAXED, RELAXED):
+                return
+
+    cpdef int64_t used_of(self, uint64_t low, uint64_t high, int64_t window) noexcept nogil:
+        cdef Slot* slot = self.look(low, high)
+        return 0 if slot is NULL else used_in(slot.word, window)
+
+    cpdef int64_t window_of(self, uint64_t low, uint64_t high, int64_t window) noexcept nogil:
+        cdef Slot* slot = self.look(low, high)
+        return window if slot is NULL else window_for(slot.word, window)
+
+    def take(self, bytes key, int64_t units, int64_t window, int64_t most):
+        """Use `units` for `key` and return True, or False if more than `most` would be used then."""
+        cdef uint64_t[2] halves
+        read_key(key, halves)
+        check_use(units, window)
+        return self.take_of(halves[0], halves[1], units, window, most) >= 0
+
+    def charge(self, bytes key, int64_t units, int64_t window):
+        """Use `units` for `key` whatever its quota is."""
+        cdef uint64_t[2] halves
+        read_key(key, halves)
+        check_use(units, window)
+        self.charge_of(halves[0], halves[1], units, window)
+
+    def give_back(self, bytes key, int64_t units, int64_t window):
+        """Give `units` back that `key` took in `window`, if that is still the one that is counted."""
+        cdef uint64_t[2] halves
+        read_key(key, halves)
+        check_use(units, window)
+        self.give_back_of(halves[0], halves[1], units, window)
+
+    def used(self, bytes key, int64_t window):
+        """Return how much `key` has used."""
+        cdef uint64_t[2] halves
+        read_key(key, halves)
+        check_use(0, window)
+        return self.used_of(halves[0], halves[1], window)
+
+    def window(self, bytes key, int64_t window):
+        """Return the window in which `key` is counted: `window`, or the one after it."""
+        cdef uint64_t[2] halves
+        read_key(key, halves)
+        check_use(0, window)
+        return self.window_of(halves[0], halves[1], window)
+
+
+# --- a quota's word ---------------------------------------------------------------------------------
+
+cdef inline int64_t pack(int64_t window, int64_t used) noexcept nogil:
+    RELAYD_CHECK(0 <= window <= WINDOW_AT_MOST and 0 <= used <= UNITS_AT_MOST)
+    return window << UNITS_BITS | used
+
+
+cdef inline int64_t window_for(int64_t word, int64_t window) noexcept nogil:
+    """Return the window in which a slot is counted when the clock says `window`."""
+    return window + 1 if word >> UNITS_BITS == window + 1 else window
+
+
+cdef inline int64_t used_in(int64_t word, int64_t window) noexcept nogil:
+    return word & UNITS_AT_MOST if word >> UNITS_BITS == window_for(word, window) else 0
+
+
+# --- what wrappers check ----------------------------------------------------------------------------
 
 cdef int read_key(bytes key, uint64_t* halves) except -1:
     if PyBytes_GET_SIZE(key) != 16:
         raise ValueError("a key has 16 bytes")
     memcpy(halves, PyBytes_AS_STRING(key), 16)
+    return 0
+
+
+cdef int check_use(int64_t units, int64_t window) except -1:
+    if units < 0 or not 0 <= window <= WINDOW_AT_MOST:
+        raise ValueError("units are not negative, and windows have numbers of 21 bits")
     return 0

@@ -89,9 +89,9 @@ def test_more_than_the_bucket_ever_holds_is_never_had():
 def test_what_is_given_back_can_be_had_again_and_no_more_than_that():
     table = buckets(10, 60 * S, 10)
     table.take(KEY, 10, START)
-    table.give_back(KEY, 4, START)
+    table.give_back(KEY, 4)
     assert table.left(KEY, START) == 4
-    table.give_back(KEY, 10, START)
+    table.give_back(KEY, 10)
     assert table.left(KEY, START) == 10
     assert [table.take(KEY, 10, START), table.take(KEY, 1, START) > 0] == [0, True]
 
@@ -141,7 +141,7 @@ def test_keys_and_costs_are_checked():
     with pytest.raises(ValueError, match="negative"):
         table.take(KEY, -1, START)
     with pytest.raises(ValueError, match="given back"):
-        table.give_back(KEY, 2, START)
+        table.give_back(KEY, 2)
 
 
 # --- against the model --------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class Story(RuleBasedStateMachine):
     def give_back(self, units) -> None:
         units = min(units, self.taken)
         self.taken -= units
-        self.table.give_back(KEY, units, self.now)
+        self.table.give_back(KEY, units)
         self.model.give_back(units)
 
     @rule(passed=st.one_of(st.integers(0, 1000), st.integers(0, 10 * S), st.integers(0, 100_000 * S)))
