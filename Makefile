@@ -4,7 +4,7 @@
 #   make test     checks and the whole suite
 #   make build    virtual environment, dependencies, compiled core
 #   make debug    the same with bounds checks and invariants in the compiled core
-#   make check    ruff, mypy, cython-lint
+#   make check    ruff, mypy, cython-lint, generated pages
 #   make bench    relayd beside nginx and a plain aiohttp proxy, in one run
 #   make clean    takes all of it away again
 #
@@ -43,6 +43,7 @@ check: build
 	$(VENV)/bin/ruff check --no-cache .
 	$(RUN) -m mypy
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint relayd
+	$(RUN) tools/pages --check
 
 bench: build
 	$(RUN) -m bench

@@ -6,6 +6,7 @@ It is a little more generous than relayd: a placeholder may stand in any value, 
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
@@ -23,6 +24,7 @@ from relayd.readers import (
 )
 from relayd.settings_file.walk import Reader, declared
 
+PLACEHOLDER = r"\$\{"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -68,8 +70,10 @@ def setting(hint: Any, default: Any) -> dict[str, Any]:
     if "item" in written:
         described["default"] = list(default or ())
         return {**described, "type": "array", "items": scalar(written["item"])}
-    text = as_written(default, written["read"])
-    return {**described, **scalar(written["read"]), **({"default": text} if text else {})}
+    text: Any = as_written(default, written["read"])
+    if isinstance(default, int) and text == str(default):
+        text = default  # a plain number is one to YAML, too
+    return {**described, **scalar(written["read"]), **({"default": text} if text != "" else {})}
 
 
 def table(hint: Any) -> dict[str, Any]:
@@ -82,13 +86,14 @@ def table(hint: Any) -> dict[str, Any]:
 
 def scalar(reader: Reader) -> dict[str, Any]:
     """Return the schema of a value that `reader` accepts, or of a placeholder for one."""
-    kind, types = kind_of(reader), ["string", "number", "boolean"]
-    choices = getattr(reader, "choices", None)
-    if choices:
-        return {"anyOf": [{"enum": list(choices)}, {"type": "string", "pattern": r"\$\{"}]}
-    if kind.pattern:
-        return {"type": types, "pattern": rf"^(?:{kind.pattern})$|\$\{{", "examples": list(kind.examples)}
-    return {"type": types}
+    kind = kind_of(reader)
+    if getattr(reader, "choices", None):
+        return {"anyOf": [{"enum": list(kind.examples)}, {"type": "string", "pattern": PLACEHOLDER}]}
+    types = ["string"]
+    types += ["number"] if not kind.pattern or re.fullmatch(kind.pattern, "20") else []
+    types += ["boolean"] if not kind.pattern or re.fullmatch(kind.pattern, "off") else []
+    found: dict[str, Any] = {"type": types if types[1:] else "string", "examples": list(kind.examples)}
+    return {**found, "pattern": f"^(?:{kind.pattern})$|{PLACEHOLDER}"} if kind.pattern else found
 
 
 def meaning(hint: Any) -> str:
