@@ -100,7 +100,9 @@ class _Composer(yaml.SafeLoader):
             )
         if self.depth >= DEEPEST:
             raise NotReadable(
-                "this is nested deeper than any setting is", "close brackets", place_at(event.start_mark)
+                "this is nested deeper than any setting is",
+                "is a bracket not closed?",
+                place_at(event.start_mark),
             )
         self.depth += 1
         node = super().compose_node(parent, index)
@@ -123,7 +125,7 @@ def compose(text: str) -> yaml.Node | None:
     try:
         return composer.get_single_node()
     except yaml.MarkedYAMLError as error:
-        raise in_plain_words(error) from None
+        raise in_plain_words(error, LINE_BREAKS.split(text)) from None
     except (yaml.YAMLError, ValueError, OverflowError):  # "\UFFFFFFFF" is no character
         place = place_at(composer.get_mark())
         raise NotReadable("there is no such character or number", "put it in single quotes", place) from None
@@ -134,7 +136,7 @@ def compose(text: str) -> yaml.Node | None:
 # part of what PyYAML says; whether the place where it began says more; what is said instead; what to do
 _PLAIN_WORDS = (
     (
-        r"'\t'",
+        r"'\t'",  # as PyYAML shows it: a backslash and a t
         False,
         "a tab indents here",
         "YAML indents with spaces: replace the tabs at the beginning of lines",
@@ -200,6 +202,12 @@ _PLAIN_WORDS = (
         "put a value that begins with * in quotes",
     ),
     (
+        "duplicate anchor",
+        False,
+        "this name is marked a second time with &",
+        "choose another",
+    ),
+    (
         "anchor",
         False,
         "what begins with & marks a value by a name of its own, and this is none",
@@ -240,7 +248,7 @@ _PLAIN_WORDS = (
         "block mapping",
         False,
         "this line begins in a column in which no key above it does",
-        "keys of one section stand in one column; two values on one line, or one after a list, are wrong too",
+        "keys of one section stand in one column, what is below a key further to the right",
     ),
     ("document start", False, "this belongs to nothing above it", "write KEY: VALUE"),
     ("mapping keys", False, "a key cannot begin here", "write KEY: VALUE"),
@@ -248,14 +256,31 @@ _PLAIN_WORDS = (
 )
 
 
-def in_plain_words(error: yaml.MarkedYAMLError) -> NotReadable:
+def in_plain_words(error: yaml.MarkedYAMLError, lines: list[str]) -> NotReadable:
     """Return what a person did, for what PyYAML says of it."""
     said = f"{error.context or ''} {error.problem or ''}"
     noticed = place_at(error.problem_mark or error.context_mark)
+    more = _seen_in_lines(said, noticed, lines)
+    if more is not None:
+        return more
     for part, where_it_began, message, hint in _PLAIN_WORDS:
-        if repr(part)[1:-1] in said or part in said:
+        if part in said:
             begun = place_at(error.context_mark) if where_it_began and error.context_mark else noticed
             return NotReadable(message, hint, begun)
     return NotReadable(
         "this is not YAML", "write KEY: VALUE, with what belongs to it indented below", noticed
     )
+
+
+def _seen_in_lines(said: str, noticed: Place, lines: list[str]) -> NotReadable | None:
+    """Return what the text itself shows better than the place where YAML's rules were broken."""
+    above = lines[max(0, noticed.line - 2) : noticed.line - 1]
+    line = lines[noticed.line - 1] if noticed.line <= len(lines) else ""
+    no_space = re.fullmatch(r"(\s*[A-Za-z_]+:)[^\s/].*", above[-1]) if above else None
+    if no_space and "mapping values are not allowed" in said:
+        place = Place(noticed.line - 1, len(no_space[1]) + 1)
+        return NotReadable("a space is missing after the colon", "write KEY: VALUE", place)
+    if "block mapping" in said and line[: noticed.column - 1].strip():
+        message = "the value before this has ended, and no key begins here"
+        return NotReadable(message, "put the whole value in quotes, or on a line of its own", noticed)
+    return None

@@ -52,6 +52,10 @@ class Walk:
 
     def settings(self, root: yaml.Node) -> Settings:
         """Return the settings of a whole file."""
+        if not isinstance(root, yaml.MappingNode):
+            message = f"settings are written KEY: VALUE, line by line; this is {kind_found(root)}"
+            self.problems.error(place_at(root.start_mark), (), message, "see examples/minimal.yaml")
+            return Settings()
         settings: Settings = self._section(Settings, root, ())
         return settings
 
