@@ -73,8 +73,27 @@ KINDS = {
         FaultKind("body_too_large", 413, "client", "the request's body is larger than {detail} (max_body)"),
         FaultKind("bad_body", 400, "client", "the request's body {detail}"),
         FaultKind("body_coding", 415, "client", "the body's coding {detail} is not read here"),
+        # Who asks.
+        FaultKind(
+            "credential_missing",
+            401,
+            "client",
+            "a credential is needed: send it as Authorization: Bearer, x-api-key or api-key",
+        ),
+        FaultKind("credential_invalid", 401, "client", "the credential is not valid"),
+        FaultKind("credentials_tried", 429, "client", "too many wrong credentials from this address"),
+        FaultKind("keys_missing", 503, "relayd", "the keys that tokens are checked with are not there yet"),
         # Limits.
         FaultKind("address_rate", 429, "client", "too many requests from this address: {detail}"),
+        FaultKind("requests_rate", 429, "client", "too many requests: {detail} are allowed"),
+        FaultKind("tokens_rate", 429, "client", "too many tokens: {detail} are allowed"),
+        FaultKind("concurrency", 429, "client", "too many requests at the same time: {detail} are allowed"),
+        FaultKind("quota_exhausted", 429, "client", "API quota exhausted: {detail} are allowed"),
+        # What is asked for.
+        FaultKind("model_not_found", 404, "client", "the model {detail} is not served here"),
+        FaultKind("model_forbidden", 403, "client", "the model {detail} is not allowed with this credential"),
+        FaultKind("path_not_found", 404, "client", "the path {detail} is not served here"),
+        FaultKind("path_forbidden", 403, "client", "the path {detail} is not allowed with this credential"),
         # Choosing a worker.
         FaultKind("no_worker", 503, "relayd", "no worker can take this request now"),
         FaultKind("overloaded", 503, "relayd", "too much is being held in memory; try again shortly"),

@@ -15,6 +15,9 @@ cdef class Worker:
     cdef public str url
     cdef public Pool pool
     cdef public bytes line
+    cdef public bytes lines
+    cdef public frozenset line_names
+    cdef public bint has_key
     cdef public frozenset models
     cdef public bint up
     cdef public int failures
@@ -25,13 +28,25 @@ cdef class Worker:
     cdef public int64_t open_at_ns
 
 
+cdef class Model:
+    cdef readonly str name
+    cdef readonly object workers
+    cdef readonly dict names
+
+    cpdef str name_at(self, Worker worker)
+
+
 cdef class Fleet:
     cdef public object workers
     cdef public dict by_pool
+    cdef readonly dict declared
+    cdef readonly object passthrough
     cdef public frozenset models
+    cdef readonly bint renames
     cdef readonly dict _serving
 
     cpdef object serving(self, str model)
+    cpdef str name_at(self, str model, Worker worker)
 
 
 cdef class Route:
@@ -61,7 +76,13 @@ cdef class Exchange:
     cdef public int64_t leg_ns
     cdef public str address
     cdef public str phase
+    cdef public str tenant
+    cdef public str tier
+    cdef public frozenset allowed
+    cdef public object grant
     cdef public str model
+    cdef public str asked
+    cdef public str fault
     cdef public bint stream
     cdef public bint strip_usage
     cdef public object facts

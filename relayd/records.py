@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -31,6 +31,9 @@ class Worker:
         self.url = url
         self.pool = pool
         self.line = b"X-Relayd-Worker: %b\r\n" % name.encode()
+        self.lines = b""  # that every request to it has: its credential, and what the settings say
+        self.line_names: frozenset[bytes] = frozenset()  # ... of which a client's own are left out
+        self.has_key = False
         self.models: frozenset[str] | None = None
         self.up = True  # it was reached when it was last tried
         self.failures = 0  # in a row
@@ -41,23 +44,55 @@ class Worker:
         self.open_at_ns = OPEN  # when it may be asked: the latest of these; NEVER while probing
 
 
-class Fleet:
-    """All workers, and which of them serve what."""
+class Model:
+    """A model that clients may ask for: the workers that serve it, and what it is called there."""
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
+    def __init__(self, name: str, workers: Sequence[Worker], names: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self.workers = workers
+        self.names = dict(names or {})  # by worker, where it has another name
+
+    def name_at(self, worker: Worker) -> str:
+        """Return what `worker` calls it."""
+        return self.names.get(worker.name, self.name)
+
+
+class Fleet:
+    """All workers, and which of them serve what.
+
+    `declared` has the models of the settings, by name and by alias; without any, models are those that the
+    workers list.  `passthrough` is for paths that relayd does not know: (beginning, model), longest first.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        declared: Mapping[str, Model] | None = None,
+        passthrough: Sequence[tuple[bytes, Model]] = (),
+    ) -> None:
         self.workers = workers
         self.by_pool = {worker.pool.name: worker for worker in workers}
-        self.models: frozenset[str] = frozenset()  # that any worker listed
+        self.declared = dict(declared or {})
+        self.passthrough = passthrough
+        self.models = frozenset(
+            model.name for model in self.declared.values()
+        )  # that are served, as far as known
+        # Does what a client calls a model ever have to be changed for a worker?
+        self.renames = any(model.name != name or model.names for name, model in self.declared.items())
         self._serving: dict[str, Sequence[Worker]] = {}
 
     def learned(self, worker: Worker, models: Iterable[str]) -> None:
         """Note what a worker serves."""
         worker.models = frozenset(models)
-        self.models = self.models | worker.models
+        if not self.declared:
+            self.models = self.models | worker.models
         self._serving.clear()
 
     def serving(self, model: str) -> Sequence[Worker]:
-        """Return the workers that may serve `model`: those that list it or list nothing, else all."""
+        """Return the workers that may serve `model`: as declared, else those that list it, else all."""
+        if self.declared:
+            known = self.declared.get(model)
+            return self.workers if known is None else known.workers
         if len(self.workers) == 1:
             return self.workers
         found = self._serving.get(model)
@@ -67,6 +102,15 @@ class Fleet:
             if model in self.models:
                 self._serving[model] = found  # bounded: a client cannot add to what workers list
         return found
+
+    def name_at(self, model: str, worker: Worker) -> str:
+        """Return what `worker` calls `model`."""
+        known = self.declared.get(model)
+        return model if known is None else known.name_at(worker)
+
+    def model_for_path(self, path: bytes) -> Model | None:
+        """Return the model whose workers get a path that relayd does not know, if one is declared."""
+        return next((model for prefix, model in self.passthrough if path.startswith(prefix)), None)
 
 
 class Facts(msgspec.Struct, frozen=True, gc=False):
@@ -155,7 +199,13 @@ class Exchange:
         self.leg_ns = 0  # how long all legs took
         self.address = ""  # that asks, where proxies are trusted or addresses limited; else the client's
         self.phase = "admit"
+        self.tenant = ""  # who asks, where relayd authenticates
+        self.tier = ""
+        self.allowed: frozenset[str] | None = None  # models that the tenant may use; None for all
+        self.grant: Any = None  # what its limits have granted
         self.model = ""
+        self.asked = ""  # what the body calls it
+        self.fault = ""  # the code of relayd's own fault, if it answered with one
         self.stream = False
         self.strip_usage = False  # of a usage event that only relayd asked for
         self.facts: Facts = NO_FACTS

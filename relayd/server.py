@@ -13,22 +13,31 @@ import logging
 import os
 import resource
 import signal
+import ssl
+import stat
+import time
 from collections.abc import Callable, Sequence
 from random import getrandbits
 from typing import Any, cast
 
+import msgspec
 from aiohttp import http_parser, web
 
 from relayd._fast.head import set_via
 from relayd._fast.leg import Pool, Sweeper, now_ns
 from relayd._fast.turn import Turn
 from relayd.admin.app import make_app
-from relayd.config import Settings
+from relayd.admin.status import Status
+from relayd.auth.authenticator import Authenticator
+from relayd.auth.material import is_wanted
+from relayd.config import Settings, Tls, WorkerSettings
 from relayd.front.door import House
+from relayd.limits.tenants import Limiter
+from relayd.net import fetch
 from relayd.phases.account import Books
 from relayd.phases.driver import Driver
 from relayd.readers import SettingError, split_address
-from relayd.records import Fleet, Worker
+from relayd.records import Fleet, Model, Worker
 from relayd.registry import plugin
 from relayd.telemetry.access_log import AccessLog
 from relayd.telemetry.metrics import Metrics
@@ -39,6 +48,7 @@ from relayd.upstream.discovery import Discovery
 log = logging.getLogger("relayd")
 
 BACKLOG = 4096
+HANDSHAKE_S = 10.0  # for a client's TLS handshake
 
 
 class ListenError(Exception):
@@ -69,6 +79,8 @@ class Gateway:
             raise SettingError("two workers have the same name; name them apart with --worker NAME=URL")
         needs_tls = any(endpoint.tls for _, _, endpoint in self.endpoints)
         self.tls = tls_context(settings.worker_tls) if needs_tls else None
+        self.listener_tls = listener_context(settings.tls)
+        self.authenticator = make_authenticator(settings)
         self.pseudonym = b"relayd-%08x" % getrandbits(32)
         self.dialers: list[Dialer] = []
         self.workers: list[Worker] = []
@@ -77,6 +89,7 @@ class Gateway:
         self.draining = False
         self._admin: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
+        self._key_keeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Listen and learn what the workers serve.
@@ -89,16 +102,25 @@ class Gateway:
         self.turn = Turn(loop)
         self.sweeper = Sweeper(loop)
         self._make_workers()
-        self.fleet = Fleet(self.workers)
+        self.fleet = make_fleet(self.settings, self.workers)
         self.metrics = Metrics(self.workers, lambda worker: worker.up and not is_resting(worker, now_ns()))
         self.access_log = AccessLog(on_drop=self._log_dropped) if self.settings.log.sinks else None
         self.books = Books(self.metrics, self.fleet, self.access_log, self.pseudonym)
         self.discovery = Discovery(self.fleet, self.tls, log.warning)
-        self.driver = Driver(self.settings, self.fleet, self.policy, self.sweeper, self.books, self.discovery)
+        limiter = (
+            Limiter(self.settings.limits.tiers, now_ns(), time.time()) if self.settings.limits.tiers else None
+        )
+        self.driver = Driver(
+            self.settings, self.fleet, self.policy, self.sweeper, self.books, self.discovery,
+            self.authenticator, limiter,
+        )  # fmt: skip
+        self.status = Status(self.settings, self.workers, self.metrics, self.authenticator, limiter)
         self.house = House(self.driver, self.settings, self.turn)
         await self._listen(loop)
         await self._listen_admin()
         self.house.start_sweeping()
+        if self.authenticator is not None:
+            self._key_keeper = loop.create_task(self.authenticator.run())
         await self.discovery.ask_all()
 
     def _make_workers(self) -> None:
@@ -108,24 +130,34 @@ class Gateway:
             self.dialers.append(dialer)
             pool = Pool(name, endpoint.host_header, dialer.dial, self.turn)
             self.sweeper.watch(pool)
-            self.workers.append(Worker(name, url, pool))
+            worker = Worker(name, url, pool)
+            add_lines(worker, self.settings.workers.get(name))
+            self.workers.append(worker)
 
     def _log_dropped(self, lines: int) -> None:
         self.metrics.dropped_log_lines += lines
 
     async def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        host, port = split_address(self.settings.listen)
+        listen = self.settings.listen
+        options: dict[str, Any] = {"backlog": BACKLOG, "ssl": self.listener_tls}
+        if self.listener_tls is not None:
+            options["ssl_handshake_timeout"] = HANDSHAKE_S
         try:
-            self._server = await loop.create_server(cast(Any, self.house), host, port, backlog=BACKLOG)
+            if listen.startswith("unix:"):
+                self._server = await listen_on_path(loop, self.house, listen[5:], options)
+                self.address = listen
+                return
+            host, port = split_address(listen)
+            self._server = await loop.create_server(cast(Any, self.house), host, port, **options)
         except OSError as error:
-            raise listen_error("listen", self.settings.listen, error) from None
+            raise listen_error("listen", listen, error) from None
         self.address = shown(self._server.sockets[0].getsockname())
 
     async def _listen_admin(self) -> None:
         if self.settings.admin == "off":
             return
         host, port = split_address(self.settings.admin)
-        self._admin = web.AppRunner(make_app(self.metrics, self._checks), access_log=None)
+        self._admin = web.AppRunner(make_app(self.metrics, self._checks, self.status), access_log=None)
         await self._admin.setup()
         try:
             await web.TCPSite(self._admin, host, port).start()
@@ -138,7 +170,10 @@ class Gateway:
             await self.discovery.look_at(self.workers)
         now = now_ns()
         usable = [worker.up and not is_resting(worker, now) for worker in self.workers]
-        return [("accepting", not self.draining), ("workers", any(usable))]
+        rows = [("accepting", not self.draining), ("workers", any(usable))]
+        if self.authenticator is not None:
+            rows.append(("keys", self.authenticator.ready))
+        return rows
 
     async def drain(self) -> None:
         """Stop as a balancer would like it: not ready, then not accepting, then finish what runs."""
@@ -152,6 +187,33 @@ class Gateway:
         except TimeoutError:
             log.warning("still open after drain_timeout: %d client connections", len(self.house.doors))
 
+    def reload(self, reread: Callable[[], Settings] | None) -> None:
+        """Take new keys and limits; what is wrong changes nothing."""
+        try:
+            settings = self.settings if reread is None else reread()
+            if self.authenticator is not None:
+                self.authenticator.reload(settings.auth)
+        except SettingError as error:
+            self.metrics.reload_failed = True
+            log.error("the settings stay as they are: %s", error)
+            return
+        kept = needs_restart(self.settings, settings)
+        if settings.limits.tiers != self.settings.limits.tiers and self.driver.limiter is not None:
+            self.driver.limiter = self.status.limiter = make_limiter(settings)
+        changed = msgspec.structs.replace(
+            self.settings,
+            auth=settings.auth,
+            limits=msgspec.structs.replace(self.settings.limits, tiers=settings.limits.tiers),
+        )
+        self.settings = self.status.settings = changed
+        self.metrics.reload_failed = False
+        log.info("settings read again%s", f"; a restart is needed for: {', '.join(kept)}" if kept else "")
+
+    def reopen_logs(self) -> None:
+        """Open log files anew: they have been moved away."""
+        if self.access_log is not None:
+            self.access_log.reopen()
+
     def stop_accepting(self) -> None:
         """Close the listener; open connections stay."""
         if self._server is not None:
@@ -163,6 +225,9 @@ class Gateway:
         self.stop_accepting()
         self.house.shutdown()
         self.discovery.close()
+        if self._key_keeper is not None and self.authenticator is not None:
+            self._key_keeper.cancel()
+            self.authenticator.close()
         for worker in self.workers:
             worker.pool.close_idle(1 << 62)
         self.sweeper.close()
@@ -170,6 +235,119 @@ class Gateway:
             self.access_log.close()
         if self._admin is not None:
             await self._admin.cleanup()
+
+
+def make_fleet(settings: Settings, workers: Sequence[Worker]) -> Fleet:
+    """Return the fleet of the settings' models; without any, models are those that workers list."""
+    by_name = {worker.name: worker for worker in workers}
+    declared: dict[str, Model] = {}
+    for name, model in settings.models.items():
+        names = {target.worker: target.model for target in model.targets if target.model}
+        made = Model(name, [by_name[target.worker] for target in model.targets], names)
+        declared.update(dict.fromkeys((name, *model.aliases), made))
+    prefixes = sorted(settings.passthrough.items(), key=lambda pair: -len(pair[0]))
+    return Fleet(workers, declared, [(prefix.encode(), declared[model]) for prefix, model in prefixes])
+
+
+def add_lines(worker: Worker, settings: WorkerSettings | None) -> None:
+    """Note the credential and the further head lines that every request to `worker` has."""
+    if settings is None:
+        return
+    lines = [(name, value.reveal()) for name, value in settings.headers.items()]
+    if settings.key and settings.dialect == "anthropic":
+        lines.append(("X-Api-Key", settings.key.reveal()))
+    elif settings.key:
+        lines.append(("Authorization", f"Bearer {settings.key.reveal()}"))
+    worker.lines = b"".join(f"{name}: {value}\r\n".encode() for name, value in lines)
+    worker.has_key = bool(settings.key)
+    worker.line_names = frozenset(name.lower().encode() for name, _ in lines)
+
+
+def make_authenticator(settings: Settings) -> Authenticator | None:
+    """Return what checks credentials, or None where everybody may ask.
+
+    Raises:
+        SettingError: a key or a file of keys cannot be used.
+    """
+    if not is_wanted(settings.auth):
+        return None
+    return Authenticator(settings.auth, fetch=fetch_keys)
+
+
+async def fetch_keys(url: str, timeout_s: float) -> tuple[int, bytes]:
+    """Return (status, body) of a URL with keys."""
+    return await fetch(url, timeout_s=timeout_s)
+
+
+def make_limiter(settings: Settings) -> Limiter | None:
+    """Return what counts for tenants, or None where nothing is limited."""
+    tiers = settings.limits.tiers
+    return Limiter(tiers, now_ns(), time.time()) if tiers else None
+
+
+def listener_context(settings: Tls) -> ssl.SSLContext | None:
+    """Return what TLS towards clients needs, or None for plain HTTP.
+
+    Raises:
+        SettingError: the certificate or its key cannot be used.
+    """
+    if not settings.cert:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")
+    context.set_alpn_protocols(["http/1.1"])
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    try:
+        context.load_cert_chain(settings.cert, settings.key or None)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingError(
+            f"tls: {settings.cert} and its key cannot be used: {words_for_pair(error)}"
+        ) from None
+    return context
+
+
+def words_for_pair(error: OSError) -> str:
+    """Return why a certificate and its key cannot be used."""
+    reason = getattr(error, "reason", None)
+    if reason == "KEY_VALUES_MISMATCH":
+        return "they do not belong together"
+    return reason.replace("_", " ").lower() if reason else (error.strerror or str(error))
+
+
+async def listen_on_path(
+    loop: asyncio.AbstractEventLoop, house: House, path: str, options: dict[str, Any]
+) -> asyncio.Server:
+    """Listen on a Unix socket; one that was left behind by a relayd that is gone is taken over."""
+    if stat.S_ISSOCK(mode_of(path)) and not await answers(path):
+        os.unlink(path)
+    return await loop.create_unix_server(cast(Any, house), path, **options)
+
+
+def mode_of(path: str) -> int:
+    """Return a file's mode, 0 if there is none."""
+    try:
+        return os.stat(path).st_mode
+    except OSError:
+        return 0
+
+
+async def answers(path: str) -> bool:
+    """True if somebody listens on a Unix socket."""
+    try:
+        _, writer = await asyncio.open_unix_connection(path)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+def needs_restart(old: Settings, new: Settings) -> list[str]:
+    """Return the settings that have changed and that only a restart brings in."""
+    changed = [name for name in old.__struct_fields__ if getattr(old, name) != getattr(new, name)]
+    if bool(old.limits.tiers) == bool(new.limits.tiers) and old.limits.per_address == new.limits.per_address:
+        changed = [name for name in changed if name != "limits"]
+    return [name for name in changed if name != "auth"]
 
 
 def check_parser() -> None:
@@ -220,10 +398,13 @@ def settle_garbage() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
-async def serve(gateway: Gateway, ready: Callable[[Gateway], None]) -> int:
+async def serve(
+    gateway: Gateway, ready: Callable[[Gateway], None], reread: Callable[[], Settings] | None = None
+) -> int:
     """Run `gateway` until a signal ends it; return the exit code.
 
-    TERM drains and then stops; INT stops; a second signal of either kind stops at once.
+    TERM drains and then stops; INT stops; a second signal of either kind stops at once.  HUP reads keys and
+    limits again, with `reread` where there is a file; USR1 opens log files anew.
     """
     loop = asyncio.get_running_loop()
     stop_now, drain = asyncio.Event(), asyncio.Event()
@@ -237,6 +418,8 @@ async def serve(gateway: Gateway, ready: Callable[[Gateway], None]) -> int:
 
     loop.add_signal_handler(signal.SIGTERM, on_term)
     loop.add_signal_handler(signal.SIGINT, on_int)
+    loop.add_signal_handler(signal.SIGHUP, lambda: gateway.reload(reread))
+    loop.add_signal_handler(signal.SIGUSR1, gateway.reopen_logs)
     try:
         await gateway.start()
         settle_garbage()

@@ -55,9 +55,11 @@ cdef class RequestHead:
     cdef int _note(self, int action, bytes value) except -1
 
     # The head for a worker.  `client` is the block that relayd adds about who asks (forwarding, via);
-    # length: bytes of the body, -1 for chunked, -2 for no body at all.
+    # length: bytes of the body, -1 for chunked, -2 for no body at all.  Fields in `without`, a set of
+    # lower-case names, stay behind.
     cpdef bytes for_worker(
-        self, bytes host, bytes client, bint stream, bint with_credentials, Py_ssize_t length)
+        self, bytes host, bytes client, bint stream, bint with_credentials, Py_ssize_t length,
+        object without=*)
 
 
 cdef class ResponseHead:

@@ -40,7 +40,13 @@ class RequestHead:
     expect_continue: bool
     anthropic: bool
     def for_worker(
-        self, host: bytes, client: bytes, stream: bool, with_credentials: bool, length: int
+        self,
+        host: bytes,
+        client: bytes,
+        stream: bool,
+        with_credentials: bool,
+        length: int,
+        without: frozenset[bytes] | None = None,
     ) -> bytes: ...
 
 class ResponseHead:

@@ -424,7 +424,7 @@ cdef set named_by(bytes connection):
     }
 
 
-cdef bytes without_named(bytes lines, set named):
+cdef bytes without_named(bytes lines, object named):
     """Return `lines` without the fields in `named`."""
     return b"".join([
         line for line in lines.splitlines(True) if line.partition(b":")[0].lower() not in named])
@@ -595,16 +595,19 @@ cdef class RequestHead:
         return HEAD_OK
 
     cpdef bytes for_worker(
-        self, bytes host, bytes client, bint stream, bint with_credentials, Py_ssize_t length
+        self, bytes host, bytes client, bint stream, bint with_credentials, Py_ssize_t length,
+        object without=None
     ):
         """Return the bytes of the head that a worker gets, blank line included.
 
         `host` is the worker's Host value; `client` the lines about who asks; `stream` asks for
         an identity coding instead of passing Accept-Encoding on; `length` is the body's size in
-        bytes, -1 to announce chunks, -2 for no body.
+        bytes, -1 to announce chunks, -2 for no body; fields whose lower-case names are in `without`
+        stay behind.
         """
         cdef list parts = [
-            self.method.encode(), b" ", self.target, b" HTTP/1.1\r\nHost: ", host, b"\r\n", self.passed]
+            self.method.encode(), b" ", self.target, b" HTTP/1.1\r\nHost: ", host, b"\r\n",
+            without_named(self.passed, without) if without else self.passed]
         if with_credentials:
             parts.append(self.credentials)
         if stream:

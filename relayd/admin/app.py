@@ -4,20 +4,23 @@
 /readyz     a worker may be asked, and relayd is not draining               200 or 503; ?verbose for why
 /healthz    the same as /readyz, for balancers that ask there
 /metrics    everything counted, in Prometheus' text format
+/status     what is going on now: JSON, or a page for whoever asks for HTML; / is the page
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import orjson
 from aiohttp import web
 
+from relayd.admin.status import Status
 from relayd.telemetry.metrics import Metrics
 
 Checks = Callable[[], Awaitable[list[tuple[str, bool]]]]
 
 
-def make_app(metrics: Metrics, checks: Checks) -> web.Application:
+def make_app(metrics: Metrics, checks: Checks, status: Status) -> web.Application:
     """Return the admin application; `checks` gives (what, is it well) pairs for readiness."""
 
     async def livez(request: web.Request) -> web.Response:
@@ -39,7 +42,14 @@ def make_app(metrics: Metrics, checks: Checks) -> web.Application:
             body=metrics.exposition(), headers={"Content-Type": "text/plain; version=1.0.0; charset=utf-8"}
         )
 
+    async def show_status(request: web.Request) -> web.Response:
+        if request.path == "/" or "text/html" in request.headers.get("Accept", ""):
+            return web.Response(text=status.page(), content_type="text/html")
+        return web.Response(body=orjson.dumps(status.report()), content_type="application/json")
+
     app = web.Application()
+    app.router.add_get("/", show_status)
+    app.router.add_get("/status", show_status)
     app.router.add_get("/livez", livez)
     app.router.add_get("/readyz", readyz)
     app.router.add_get("/healthz", readyz)

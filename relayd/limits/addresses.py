@@ -15,6 +15,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from relayd._fast.bucket import Buckets, Rate
 from relayd.config import PerAddress
+from relayd.readers import RateOf
 
 Address = IPv4Address | IPv6Address
 
@@ -27,13 +28,19 @@ NS = 1_000_000_000
 class Addresses:
     """Knows the trusted proxies and the buckets of everybody else."""
 
-    def __init__(self, trusted: Sequence[str], limit: PerAddress, now_ns: int) -> None:
+    def __init__(
+        self, trusted: Sequence[str], limit: PerAddress, now_ns: int, failures: RateOf | None = None
+    ) -> None:
         self.trusted = [ip_network(text) for text in trusted]
         self.buckets: Buckets | None = None
         if limit.rate is not None:
             rate = Rate(limit.rate.units, int(limit.rate.period_s * NS), limit.burst, now_ns)
             self.buckets = Buckets(rate, bytearray(SLOTS * Buckets.SLOT_SIZE))
-        self.needed = bool(self.trusted) or self.buckets is not None
+        self.failures: Buckets | None = None  # of wrong credentials
+        if failures is not None:
+            rate = Rate(failures.units, int(failures.period_s * NS), failures.units, now_ns)
+            self.failures = Buckets(rate, bytearray(SLOTS * Buckets.SLOT_SIZE))
+        self.needed = bool(self.trusted) or self.buckets is not None or self.failures is not None
         self.key_of = lru_cache(KNOWN_AT_MOST)(partial(key_of, os.urandom(16)))
         self.trusts = lru_cache(KNOWN_AT_MOST)(self._trusts)
 
@@ -61,6 +68,19 @@ class Addresses:
             return 0
         key = self.key_of(address)
         return 0 if key is None else self.buckets.take(key, 1, now_ns)
+
+    def note_failure(self, address: str, now_ns: int) -> None:
+        """Count a wrong credential of `address`."""
+        key = self.key_of(address)
+        if self.failures is not None and key is not None:
+            self.failures.take(key, 1, now_ns)
+
+    def failures_wait_ns(self, address: str, now_ns: int) -> int:
+        """Return how long `address` must wait before it may try another credential; 0 if it need not."""
+        key = self.key_of(address)
+        if self.failures is None or key is None or self.failures.left(key, now_ns):
+            return 0
+        return self.failures.rate.period_ns // self.failures.rate.count
 
 
 def read_address(text: str) -> Address | None:

@@ -1,26 +1,34 @@
 """Phase 4: what is in the body that relayd must know?
 
 Only a view is decoded: the model, whether a stream is wanted, and the few numbers that say how much work it
-is.  The bytes that go to the worker are the client's own.  A compressed body is decoded as a bounded copy.
+is.  The bytes that go to the worker are the client's own, unless the model has another name there.  A
+compressed body is decoded as a bounded copy.
 """
 
 from __future__ import annotations
 
+import gzip
 import re
 import zlib
+from collections.abc import Iterable
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
+import zstandard
 
 from relayd._fast.splice import find_value
 from relayd.faults import Fault, fault
-from relayd.records import Exchange, Facts
+from relayd.records import Exchange, Facts, Fleet
+from relayd.registry import did_you_mean
 
 BYTES_PER_TOKEN = 4
 OUTPUT_UNKNOWN = 256  # tokens expected of a request that sets no bound
 LARGEST_BOUND = 1 << 31
 ONE_MODEL = b"/v1/models/"
+QUERY_FIELDS = 100
+ZSTD_WINDOW = 8 << 20
+ZSTD_PIECE = 1 << 10  # of a body: what one piece of a bomb can become is bounded by zstd's ratio
 MULTIPART_WINDOW = 1 << 20  # bytes of a form in which its model is looked for
 _ASK_FOR_USAGE = b'{"stream_options":{"include_usage":true},'
 
@@ -45,15 +53,15 @@ _FORM_MODEL = re.compile(
 )
 
 
-def has_seen_enough(exchange: Exchange) -> bool:
-    """True when `decode` can say what it will ever say."""
+def has_seen_enough(exchange: Exchange, whole_forms: bool) -> bool:
+    """True when `decode` can say what it will ever say; `whole_forms` if a form may have to be changed."""
     if exchange.route.body == "json":
         return exchange.body.complete
     if exchange.route.body == "multipart":
         body = exchange.body
-        if body.complete or body.size >= MULTIPART_WINDOW:
+        if body.complete or (body.size >= MULTIPART_WINDOW and not whole_forms):
             return True
-        if body.size - exchange.searched < body.size // 8:
+        if whole_forms or body.size - exchange.searched < body.size // 8:
             return False  # looking again at every few bytes would cost the square of the form's size
         exchange.searched = body.size
         return bool(_FORM_MODEL.search(body.whole()))
@@ -63,26 +71,35 @@ def has_seen_enough(exchange: Exchange) -> bool:
 def decode(exchange: Exchange, max_body: int) -> Fault | None:
     """Note the model and the size of the work; return a fault if the body cannot be read."""
     kind = exchange.route.body
-    if kind != "json":
-        exchange.strip_usage = False
-    if kind == "none":
-        if exchange.head.path.startswith(ONE_MODEL):
-            exchange.model = unquote(exchange.head.path[len(ONE_MODEL) :].decode("ascii"))
-        return None
+    if kind == "json":
+        return decode_json(exchange, max_body)
+    exchange.strip_usage = False
     if kind == "multipart":
         found = _FORM_MODEL.search(exchange.body.whole())
-        exchange.model = found[1].decode("utf-8", "replace") if found else ""
+        exchange.model = exchange.asked = found[1].decode("utf-8", "replace") if found else ""
         exchange.facts = Facts(exchange.model, exchange.body.size // BYTES_PER_TOKEN, OUTPUT_UNKNOWN)
-        return None
-    return decode_json(exchange, max_body)
+    elif exchange.head.path.startswith(ONE_MODEL):
+        exchange.model = unquote(exchange.head.path[len(ONE_MODEL) :].decode("ascii"))
+    elif b"model=" in exchange.head.target:
+        exchange.model = model_in_query(exchange.head.target)
+    return None
+
+
+def model_in_query(target: bytes) -> str:
+    """Return the model that a target's query names, or nothing."""
+    query = target.partition(b"?")[2].decode("ascii")
+    try:
+        return dict(parse_qsl(query, max_num_fields=QUERY_FIELDS)).get("model", "")
+    except ValueError:
+        return ""
 
 
 def decode_json(exchange: Exchange, max_body: int) -> Fault | None:
     """Note what the JSON body says."""
     raw = exchange.body.whole()
-    coding = exchange.head.content_encoding
-    if coding is not None and coding.lower() not in (b"", b"identity"):
-        plain = inflated(raw, coding.lower(), max_body)
+    coding = coding_of(exchange)
+    if coding:
+        plain = inflated(raw, coding, max_body)
         if isinstance(plain, Fault):
             return plain
         raw = plain
@@ -94,11 +111,76 @@ def decode_json(exchange: Exchange, max_body: int) -> Fault | None:
         return fault("bad_body", f"is not a JSON object: {error}")
     if said.model is not None and not isinstance(said.model, str):
         return fault("bad_body", "has a model that is not a string", param="model")
-    exchange.model = said.model or ""
+    exchange.model = exchange.asked = said.model or ""
     exchange.stream = said.stream is True
     exchange.facts = Facts(exchange.model, len(raw) // BYTES_PER_TOKEN, output_bound(said))
     if exchange.strip_usage:
-        exchange.strip_usage = coding is None and ask_for_usage(exchange, said, raw)
+        exchange.strip_usage = not coding and ask_for_usage(exchange, said, raw)
+    return None
+
+
+def coding_of(exchange: Exchange) -> bytes:
+    """Return the coding that a body has, b"" if none."""
+    coding = exchange.head.content_encoding
+    if coding is None:
+        return b""
+    coding = coding.lower()
+    return b"" if coding == b"identity" else coding
+
+
+def permit(exchange: Exchange, fleet: Fleet) -> Fault | None:
+    """Return a fault if the model is not one that is served, or not one that this tenant may use."""
+    asked, known = exchange.model, None
+    if fleet.declared:
+        if not asked and exchange.route.body == "none":
+            known = fleet.model_for_path(exchange.head.path)
+            if known is None:
+                return fault("path_not_found", exchange.head.path[:128].decode("ascii"))
+        elif not asked:
+            return fault("bad_body", "does not say which model is wanted", param="model")
+        else:
+            known = fleet.declared.get(asked)
+        if known is None:
+            hint = did_you_mean(asked[:128], visible(exchange, fleet))
+            return fault("model_not_found", repr(asked[:128]) + hint, param="model")
+        exchange.model = known.name
+    if exchange.allowed is not None and not exchange.allowed & {exchange.model, asked}:
+        if not exchange.model:
+            return fault("path_forbidden", exchange.head.path[:128].decode("ascii"))
+        return fault("model_forbidden", repr(asked[:128]), param="model")
+    return None
+
+
+def visible(exchange: Exchange, fleet: Fleet) -> Iterable[str]:
+    """Return the models that the tenant may know of."""
+    if exchange.allowed is None:
+        return fleet.models
+    return [name for name in fleet.models if name in exchange.allowed]
+
+
+def rename_model(exchange: Exchange, name: str, max_body: int) -> Fault | None:
+    """Let the body ask for the model by the name that the next worker has for it."""
+    if not exchange.asked or exchange.asked == name:
+        return None
+    if exchange.route.body == "multipart":
+        raw = exchange.body.whole()
+        found = _FORM_MODEL.search(raw)
+        if found is not None:
+            exchange.body.replace(raw[: found.start(1)] + name.encode() + raw[found.end(1) :])
+        exchange.asked = name
+        return None
+    raw, coding = exchange.body.whole(), coding_of(exchange)
+    if coding:
+        plain = inflated(raw, coding, max_body)
+        if isinstance(plain, Fault):
+            return plain
+        raw = plain
+    place = find_value(raw, b"model")
+    if place is None:
+        return fault("bad_body", 'has a key "model" that is written with escapes', param="model")
+    raw = raw[: place[0]] + msgspec.json.encode(name) + raw[place[1] :]
+    exchange.body.replace(deflated(raw, coding) if coding else raw)
+    exchange.asked = name
     return None
 
 
@@ -128,18 +210,46 @@ def ask_for_usage(exchange: Exchange, said: _Body, raw: bytes) -> bool:
 
 def inflated(raw: bytes, coding: bytes, limit: int) -> bytes | Fault:
     """Return a decoded copy of a compressed body, or the fault that it is."""
-    if coding in (b"gzip", b"x-gzip"):
-        decoder = zlib.decompressobj(31)
-    elif coding == b"deflate":
-        decoder = zlib.decompressobj(15)
-    else:
-        return fault("body_coding", repr(coding[:32].decode("ascii", "backslashreplace")))
+    word = coding.decode("ascii", "backslashreplace")
     try:
-        plain = decoder.decompress(raw, limit + 1)
-    except zlib.error as error:
-        return fault("bad_body", f"is not valid {coding.decode('ascii')}: {error}")
+        if coding in (b"gzip", b"x-gzip"):
+            plain, whole = unzipped(raw, 31, limit)
+        elif coding == b"deflate":
+            plain, whole = unzipped(raw, 15, limit)
+        elif coding == b"zstd":
+            plain, whole = unzstd(raw, limit)
+        else:
+            return fault("body_coding", repr(word[:32]))
+    except (zlib.error, zstandard.ZstdError) as error:
+        return fault("bad_body", f"is not valid {word}: {error}")
     if len(plain) > limit:
         return fault("body_too_large", f"{limit} bytes when decoded")
-    if not decoder.eof:
-        return fault("bad_body", f"ends before its {coding.decode('ascii')} does")
+    if not whole:
+        return fault("bad_body", f"ends before its {word} does")
     return plain
+
+
+def unzipped(raw: bytes, window: int, limit: int) -> tuple[bytes, bool]:
+    """Return (at most a byte more than `limit`, is that all of it)."""
+    decoder = zlib.decompressobj(window)
+    return decoder.decompress(raw, limit + 1), decoder.eof
+
+
+def unzstd(raw: bytes, limit: int) -> tuple[bytes, bool]:
+    """The same for zstd, whose window is bounded as RFC 8878 asks of everybody."""
+    decoder = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).decompressobj()
+    pieces, size = [], 0
+    for start in range(0, len(raw), ZSTD_PIECE):
+        piece = decoder.decompress(raw[start : start + ZSTD_PIECE])
+        pieces.append(piece)
+        size += len(piece)
+        if size > limit or decoder.eof:
+            break
+    return b"".join(pieces)[: limit + 1], decoder.eof
+
+
+def deflated(plain: bytes, coding: bytes) -> bytes:
+    """Return `plain` in a coding that `inflated` reads."""
+    if coding == b"zstd":
+        return zstandard.compress(plain)
+    return zlib.compress(plain) if coding == b"deflate" else gzip.compress(plain, 1)

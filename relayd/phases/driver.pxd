@@ -8,7 +8,7 @@ from relayd._fast.leg cimport Leg, Limits, Pool, RequestBody, Sweeper, Terms
 from relayd.phases.account cimport Books
 from relayd.phases.admit cimport admit
 from relayd.phases.decide cimport decide
-from relayd.phases.decode cimport decode, has_seen_enough
+from relayd.phases.decode cimport decode, has_seen_enough, permit, rename_model
 from relayd.records cimport Client, Exchange, Fleet, Route, Worker
 
 
@@ -32,6 +32,9 @@ cdef class Driver:
     cdef public object rests
     cdef public object budget
     cdef public object addresses
+    cdef public object authenticator
+    cdef public object limiter
+    cdef public object wall
     cdef public Py_ssize_t max_body
     cdef public Py_ssize_t max_held
     cdef public bint reveal
@@ -39,6 +42,9 @@ cdef class Driver:
     cdef public bint draining
 
     cpdef object begin(self, Exchange exchange)
+    cdef object _authenticate(self, Exchange exchange, object authenticator)
+    cdef object _limit(self, Exchange exchange)
+    cdef bytes _answer_lines(self, Exchange exchange, Worker worker)
 
     @cython.locals(body=RequestBody)
     cdef object _gather(self, Exchange exchange)

@@ -3,7 +3,7 @@
 Everything here is a reaction: a door reports a head, more of a body, or a client that has left; a leg
 reports that it ended.  No task runs for a request.  Phases decide; this acts.
 
-    begin -> admit -> (body) -> decode -> decide -> leg -> leg_ended -> account
+    begin -> admit -> authenticate -> limit -> (body) -> decode -> decide -> leg -> leg_ended -> account
                                            ^                  |
                                            +--- another target, before the commit point
 
@@ -13,18 +13,25 @@ What an exchange holds is given back in `_finish`, which runs exactly once, what
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
+from functools import partial
 from math import ceil
 
 from relayd._fast.head import http_date
 from relayd._fast.leg import Leg, LegOutcome, LegState, Limits, Sweeper, Terms, now_ns
 from relayd._fast.sink import Sink, SinkState
+from relayd.auth.authenticator import Authenticator
 from relayd.config import Settings
 from relayd.faults import LEG_ROWS, Fault, fault
 from relayd.limits.addresses import Addresses
+from relayd.limits.tenants import Limiter
 from relayd.phases.account import Books
 from relayd.phases.admit import admit
+from relayd.phases.authenticate import authenticate
 from relayd.phases.decide import decide
-from relayd.phases.decode import decode, has_seen_enough
+from relayd.phases.decode import decode, has_seen_enough, permit, rename_model, visible
+from relayd.phases.limit import limit, reserve, settle
 from relayd.phases.retry_after import seconds_asked_for
 from relayd.records import Exchange, Fleet, Route, Worker
 from relayd.routing.base import Policy
@@ -53,6 +60,8 @@ class Driver:
         sweeper: Sweeper,
         books: Books,
         discovery: Discovery,
+        authenticator: Authenticator | None = None,
+        limiter: Limiter | None = None,
     ) -> None:
         timeouts = settings.resilience.timeouts
         self.settings = settings
@@ -67,7 +76,15 @@ class Driver:
         self.asks_for_usage = settings.engine in ("vllm", "sglang")
         self.rests = Rests(settings.resilience.breaker)
         self.budget = RetryBudget(settings.resilience.retry.budget, now_ns())
-        self.addresses = Addresses(settings.trusted_proxies, settings.limits.per_address, now_ns())
+        self.addresses = Addresses(
+            settings.trusted_proxies,
+            settings.limits.per_address,
+            now_ns(),
+            settings.auth.failures if authenticator is not None else None,
+        )
+        self.authenticator = authenticator
+        self.limiter = limiter
+        self.wall: Callable[[], float] = time.time
         self.max_body = settings.max_body
         self.max_held = settings.max_held
         self.reveal = settings.reveal
@@ -83,12 +100,45 @@ class Driver:
             refused = admit(exchange, self.settings, self.addresses)
             if refused is not None:
                 self.fail(exchange, refused)
-            elif exchange.route.name == "models":
-                self._answer_models(exchange)
+            elif self.authenticator is not None:
+                self._authenticate(exchange, self.authenticator)
             else:
-                self._gather(exchange)
+                self._limit(exchange)
         except Exception:
             self._give_up(exchange)
+
+    def _authenticate(self, exchange: Exchange, authenticator: Authenticator) -> None:
+        exchange.phase = "authenticate"
+        answer = authenticate(exchange, authenticator, self.addresses, exchange.arrived_ns, self.wall())
+        if answer is None:
+            self._limit(exchange)
+        elif isinstance(answer, Fault):
+            self.fail(exchange, answer)
+        elif not authenticator.when_known(partial(self._keys_came, exchange)):
+            self._keys_came(exchange)
+
+    def _keys_came(self, exchange: Exchange) -> None:
+        """Look again at a credential whose key was not known; whoever has left meanwhile is forgotten."""
+        if exchange.ended or self.authenticator is None:
+            return
+        try:
+            answer = authenticate(exchange, self.authenticator, self.addresses, now_ns(), self.wall())
+            if answer is None:
+                exchange.ready_ns = now_ns()
+                self._limit(exchange)
+            else:
+                self.fail(exchange, answer if isinstance(answer, Fault) else fault("credential_invalid"))
+        except Exception:
+            self._give_up(exchange)
+
+    def _limit(self, exchange: Exchange) -> None:
+        if self.limiter is not None:
+            refused = limit(exchange, self.limiter, now_ns(), self.wall())
+            if refused is not None:
+                return self.fail(exchange, refused)
+        if exchange.route.name == "models":
+            return self._answer_models(exchange)
+        return self._gather(exchange)
 
     def _give_up(self, exchange: Exchange) -> None:
         """End an exchange on which relayd itself failed; what went wrong is in the log."""
@@ -104,7 +154,7 @@ class Driver:
         exchange.phase = "body"
         if body.size > self.max_body:
             return self.body_failed(exchange, too_large(self.settings))
-        if has_seen_enough(exchange):
+        if has_seen_enough(exchange, self.fleet.renames):
             self._decode(exchange)
         if not body.complete and not exchange.ended:
             exchange.door.want_body()
@@ -127,7 +177,7 @@ class Driver:
             return self.body_failed(exchange, too_large(self.settings))
         if not self._hold(exchange):
             return self.body_failed(exchange, fault("overloaded", retry_after_s=1.0))
-        if exchange.phase == "body" and has_seen_enough(exchange):
+        if exchange.phase == "body" and has_seen_enough(exchange, self.fleet.renames):
             exchange.ready_ns = now_ns()
             self._decode(exchange)
         return None
@@ -165,7 +215,7 @@ class Driver:
 
     def wants_whole_body(self, exchange: Exchange) -> bool:
         """True while the body is gathered here and not yet passed on."""
-        return exchange.phase in ("admit", "body")
+        return exchange.phase in ("admit", "authenticate", "body")
 
     def _decode(self, exchange: Exchange) -> None:
         exchange.phase = "decide"
@@ -173,6 +223,10 @@ class Driver:
         if not self._hold(exchange):
             return self.body_failed(exchange, fault("overloaded", retry_after_s=1.0))
         refused = decode(exchange, self.max_body)
+        if refused is None and (self.fleet.declared or exchange.allowed is not None):
+            refused = permit(exchange, self.fleet)
+        if refused is None and self.limiter is not None:
+            refused = reserve(exchange, self.limiter, now_ns(), self.wall())
         if refused is not None:
             return self.fail(exchange, refused)
         started = now_ns()
@@ -186,6 +240,10 @@ class Driver:
         """Begin a leg on `worker`."""
         head, body, facts, client = exchange.head, exchange.body, exchange.facts, exchange.client
         pool = worker.pool
+        if self.fleet.renames:
+            refused = rename_model(exchange, self.fleet.name_at(exchange.model, worker), self.max_body)
+            if refused is not None:
+                return self.fail(exchange, refused)
         exchange.phase = "forward"
         exchange.tried.append(worker)
         exchange.next_worker = None
@@ -194,16 +252,20 @@ class Driver:
         lines = client.lines
         if lines is None or client.host != head.host:
             lines = self._client_lines(exchange)
+        if worker.lines:
+            lines = lines + worker.lines
+        # Where relayd authenticates, a client's credential is for relayd alone.
+        passes = self.authenticator is None and not worker.has_key
         length = body.size if body.complete and body.declared != -2 else body.declared
         leg = Leg(
             pool,
             exchange.sink,
             self,
             exchange,
-            head.for_worker(pool.host, lines, exchange.stream, True, length),
+            head.for_worker(pool.host, lines, exchange.stream, passes, length, worker.line_names),
             body,
             self.terms.get(exchange.route) or self._make_terms(exchange.route),
-            worker.line if self.reveal else b"",
+            self._answer_lines(exchange, worker),
             head.request_id,
         )
         leg.expect(
@@ -217,6 +279,14 @@ class Driver:
         )
         exchange.leg = leg
         leg.begin()
+        return None
+
+    def _answer_lines(self, exchange: Exchange, worker: Worker) -> bytes:
+        """Return the lines that relayd adds to an answer's head."""
+        lines = worker.line if self.reveal else b""
+        if self.limiter is not None and exchange.grant is not None:
+            lines += self.limiter.lines(exchange.grant, now_ns())
+        return lines
 
     def _make_terms(self, route: Route) -> Terms:
         """Return what is the same for all legs of `route`, and keep it: routes are constants."""
@@ -374,6 +444,7 @@ class Driver:
         """End the exchange with a fault, in whatever way the client can still be told."""
         if exchange.ended:
             return
+        exchange.fault = why.code
         sink, dialect = exchange.sink, exchange.route.dialect
         outcome = {"client": "refused", "relayd": "refused"}.get(why.kind.whose, "upstream_error")
         if why.status == 504:
@@ -397,6 +468,11 @@ class Driver:
                 max(1, ceil(why.retry_after_s)), ceil(why.retry_after_s * 1000))  # fmt: skip
         elif why.kind.whose == "client":
             lines += b"X-Should-Retry: false\r\n"
+        if why.status == 401:
+            lines += b'WWW-Authenticate: Bearer realm="relayd"'
+            lines += b"\r\n" if why.code == "credential_missing" else b', error="invalid_token"\r\n'
+        if self.limiter is not None and exchange.grant is not None:
+            lines += self.limiter.lines(exchange.grant, now_ns())
         return lines
 
     def answer(self, exchange: Exchange, status: int, body: bytes, lines: bytes) -> None:
@@ -409,8 +485,8 @@ class Driver:
     def _answer_models(self, exchange: Exchange) -> None:
         """List the models that the workers told of; pass the question on if none did."""
         self.discovery.ask_missing()
-        known = sorted(self.fleet.models)
-        if not known:
+        known = sorted(visible(exchange, self.fleet))
+        if not known and exchange.allowed is None:
             return self._decode(exchange)
         lines = b"Content-Type: application/json\r\nX-Request-Id: %b\r\n" % exchange.head.request_id
         self.answer(exchange, 200, self.books.model_list(known), lines)
@@ -423,6 +499,8 @@ class Driver:
         exchange.ended = True
         self.held_bytes -= exchange.held_bytes
         exchange.phase = "ended"
+        if self.limiter is not None and exchange.grant is not None:
+            settle(exchange, leg, self.limiter, now_ns(), self.wall())
         self.books.ended(exchange, code, outcome, leg)
         exchange.door.exchange_ended(exchange)
 

@@ -55,6 +55,7 @@ class Metrics:
         self.disconnects: Counter[str] = Counter()
         self.retries = 0
         self.dropped_log_lines = 0
+        self.reload_failed = False
         self.connections = 0
         self.meters = Meters(
             Histogram(TTFT_BUCKETS),

@@ -7,15 +7,24 @@ import json
 import zlib
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from relayd._fast.head import RequestHead
-from relayd._fast.leg import RequestBody
+from relayd._fast.leg import Pool, RequestBody
 from relayd._fast.sink import Sink
-from relayd.phases.decode import MULTIPART_WINDOW, OUTPUT_UNKNOWN, decode, has_seen_enough
+from relayd.phases.decode import (
+    MULTIPART_WINDOW,
+    OUTPUT_UNKNOWN,
+    decode,
+    has_seen_enough,
+    inflated,
+    permit,
+    rename_model,
+)
 from relayd.phases.routes import route_for
-from relayd.records import NO_FACTS, Client, Exchange
+from relayd.records import NO_FACTS, Client, Exchange, Fleet, Model, Worker
 
 LIMIT = 1 << 20
 CHAT, FORM, OTHER = b"/v1/chat/completions", b"/v1/audio/transcriptions", b"/whatever"
@@ -303,7 +312,7 @@ def test_a_compressed_body_is_read_and_passed_as_it_came(coding, squeeze):
     assert exchange.body.whole() == data
 
 
-@pytest.mark.parametrize("coding", [b"br", b"zstd", b"gzip, gzip", b"aes", b"\xff"])
+@pytest.mark.parametrize("coding", [b"br", b"gzip, gzip", b"aes", b"\xff"])
 def test_a_coding_that_is_not_read_here(coding):
     assert refused(b"whatever", coding=coding)[0] == "body_coding"
 
@@ -378,7 +387,7 @@ def test_a_form_is_looked_at_until_its_model_is_there():
     data = form(MODEL, FILE)
     for size in range(1, len(data)):
         exchange = exchange_for(data[:size], path=FORM, whole=False)
-        if has_seen_enough(exchange):
+        if has_seen_enough(exchange, False):
             assert decode(exchange, LIMIT) is None
             assert exchange.model == "whisper-1"
             assert size < len(data) - len(FILE)
@@ -388,22 +397,163 @@ def test_a_form_is_looked_at_until_its_model_is_there():
 
 
 def test_a_form_is_not_looked_at_for_ever():
-    assert not has_seen_enough(exchange_for(b"x" * (MULTIPART_WINDOW - 1), path=FORM, whole=False))
-    assert has_seen_enough(exchange_for(b"x" * MULTIPART_WINDOW, path=FORM, whole=False))
-    assert has_seen_enough(exchange_for(form(FILE), path=FORM))
+    assert not has_seen_enough(exchange_for(b"x" * (MULTIPART_WINDOW - 1), path=FORM, whole=False), False)
+    assert has_seen_enough(exchange_for(b"x" * MULTIPART_WINDOW, path=FORM, whole=False), False)
+    assert has_seen_enough(exchange_for(form(FILE), path=FORM), False)
 
 
 # --- the rest -----------------------------------------------------------------------------------------
 
 
 def test_json_is_read_when_it_is_all_there():
-    assert not has_seen_enough(exchange_for(b'{"model":"m"', whole=False))
-    assert has_seen_enough(exchange_for(b'{"model":"m"}'))
+    assert not has_seen_enough(exchange_for(b'{"model":"m"', whole=False), False)
+    assert has_seen_enough(exchange_for(b'{"model":"m"}'), False)
 
 
 @pytest.mark.parametrize("data", [b"", b"anything", b"\xff"])
 def test_other_bodies_are_nobodys_business(data):
     exchange = exchange_for(data, path=OTHER, whole=False, ask=True)
-    assert has_seen_enough(exchange)
+    assert has_seen_enough(exchange, False)
     assert decode(exchange, LIMIT) is None
     assert (exchange.model, exchange.facts, exchange.strip_usage) == ("", NO_FACTS, False)
+
+
+# --- zstd -----------------------------------------------------------------------------------------------
+
+
+def test_zstd_is_read_and_the_original_goes_on():
+    plain = json.dumps({"model": "m", "stream": True}).encode()
+    packed = zstandard.compress(plain)
+    exchange = decoded(packed, coding=b"zstd")
+    assert (exchange.model, exchange.stream, exchange.body.whole()) == ("m", True, packed)
+
+
+@pytest.mark.parametrize("cut", [1, 4, 9])
+def test_zstd_that_is_cut_or_no_zstd(cut):
+    packed = zstandard.compress(b'{"model": "m"}' * 20)
+    assert refused(packed[:-cut], coding=b"zstd")[0] == "bad_body"
+    assert refused(b"{}", coding=b"zstd")[0] == "bad_body"
+
+
+def test_a_zstd_bomb_stops_at_the_bound():
+    bomb = zstandard.compress(b" " * (LIMIT * 200))
+    assert len(bomb) < LIMIT
+    assert refused(bomb, coding=b"zstd") == (
+        "body_too_large",
+        f"the request's body is larger than {LIMIT} bytes when decoded (max_body)",
+    )
+
+
+def test_zstd_with_a_window_that_nobody_must_support():
+    wide = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=False)
+    packer = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    code, message = refused(packer.compress(b'{"model": "m"}') + packer.flush(), coding=b"zstd")
+    assert code == "bad_body"
+    assert "zstd" in message
+
+
+# --- models that the settings declare ---------------------------------------------------------------------
+
+
+def worker(name: str) -> Worker:
+    return Worker(name, "http://w", Pool(name, b"w", None))
+
+
+def declared_fleet() -> Fleet:
+    one, two = worker("one"), worker("two")
+    large = Model("large", [one, two], {"two": "vendor/large-v2"})
+    small = Model("small", [two])
+    names = {"large": large, "big": large, "small": small}
+    return Fleet([one, two], names, [(b"/x/", small)])
+
+
+def permitted(fleet: Fleet, said: object, allowed: frozenset[str] | None = None, **options):
+    """Return (exchange, code of the fault or None)."""
+    exchange = decoded(said, **options)
+    exchange.allowed = allowed
+    fault = permit(exchange, fleet)
+    return exchange, fault.code if fault else None
+
+
+def test_an_alias_is_the_model():
+    fleet = declared_fleet()
+    exchange, code = permitted(fleet, {"model": "big"})
+    assert (code, exchange.model, exchange.asked) == (None, "large", "big")
+    assert [one.name for one in fleet.serving(exchange.model)] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("said", "allowed", "code"),
+    [
+        ({"model": "other"}, None, "model_not_found"),
+        ({"model": "x" * 5000}, None, "model_not_found"),
+        ({"model": ""}, None, "bad_body"),
+        ({}, None, "bad_body"),
+        ({"model": "small"}, frozenset({"large"}), "model_forbidden"),
+        ({"model": "big"}, frozenset({"small"}), "model_forbidden"),
+        ({"model": "big"}, frozenset({"large"}), None),
+        ({"model": "big"}, frozenset({"big"}), None),
+        ({"model": "small"}, frozenset(), "model_forbidden"),
+    ],
+)
+def test_what_may_be_asked_for(said, allowed, code):
+    assert permitted(declared_fleet(), said, allowed)[1] == code
+
+
+def test_a_wrong_name_gets_a_hint_but_not_at_what_is_not_allowed():
+    exchange = decoded({"model": "smal"})
+    assert "did you mean 'small'" in permit(exchange, declared_fleet()).message
+    exchange.allowed = frozenset({"large"})
+    assert "small" not in permit(exchange, declared_fleet()).message
+
+
+def test_paths_that_are_not_known():
+    fleet = declared_fleet()
+    exchange, code = permitted(fleet, b"", path=b"/x/y")
+    assert (code, exchange.model) == (None, "small")
+    assert permitted(fleet, b"", path=OTHER)[1] == "path_not_found"
+    assert permitted(fleet, b"", frozenset({"large"}), path=b"/x/y")[1] == "model_forbidden"
+    assert permitted(Fleet([worker("w")]), b"", frozenset({"large"}), path=OTHER)[1] == "path_forbidden"
+    assert permitted(Fleet([worker("w")]), b"", path=OTHER)[1] is None
+
+
+def test_a_query_names_the_model():
+    exchange, code = permitted(declared_fleet(), b"", path=b"/v1/realtime?a=1&model=big&b=2")
+    assert (code, exchange.model) == (None, "large")
+    many = b"/x/?" + b"&".join(b"a=1" for _ in range(5000)) + b"&model=big"
+    assert permitted(declared_fleet(), b"", path=many)[0].model == "small", "too many fields: not read"
+
+
+@pytest.mark.parametrize("coding", [None, b"gzip", b"deflate", b"zstd"])
+def test_the_body_asks_for_the_workers_name(coding):
+    plain = b'{ "messages": [{"model": "big"}], "model" : "big", "n": 1.50 }'
+    packed = {None: plain, b"gzip": gzip.compress(plain), b"deflate": zlib.compress(plain),
+              b"zstd": zstandard.compress(plain)}[coding]  # fmt: skip
+    fleet = declared_fleet()
+    exchange, _ = permitted(fleet, packed, coding=coding)
+    for name in ("vendor/large-v2", "large", "large"):
+        assert rename_model(exchange, name, LIMIT) is None
+        body = exchange.body.whole()
+        body = inflated(body, coding, LIMIT) if coding else body
+        assert body == plain.replace(b'"model" : "big"', b'"model" : "%b"' % name.encode())
+        assert exchange.body.size == len(exchange.body.whole())
+
+
+def test_a_key_that_is_written_with_escapes_is_not_changed():
+    exchange, code = permitted(declared_fleet(), b'{"mo\\u0064el": "big"}'.replace(b"\\\\", b"\\"))
+    assert (code, exchange.model) == (None, "large")
+    assert rename_model(exchange, "large", LIMIT).code == "bad_body"
+
+
+def test_a_form_asks_for_the_workers_name():
+    form = (
+        b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nbig\r\n'
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nbig data\r\n--b--\r\n'
+    )
+    exchange = exchange_for(form, path=FORM)
+    assert has_seen_enough(exchange, True)
+    assert not has_seen_enough(exchange_for(form, path=FORM, whole=False), True), "it may have to be changed"
+    assert decode(exchange, LIMIT) is None
+    assert permit(exchange, declared_fleet()) is None
+    assert rename_model(exchange, "large-v2", LIMIT) is None
+    assert exchange.body.whole() == form.replace(b"\r\nbig\r\n", b"\r\nlarge-v2\r\n")

@@ -1,0 +1,327 @@
+"""Who may ask, for which model, and how much: a relayd with a settings file, asked as clients ask."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import jwt
+import openai
+import pytest
+
+from tests.support.gateway import Gateway
+from tests.support.upstream import Gate, Upstream, reply
+from tests.support.waiting import eventually
+from tests.support.wire import Answer, ask, request
+
+SECRET = "correct horse battery staple, twice over"
+CHAT = {"model": "large", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 10}
+
+SETTINGS = """
+auth:
+  jwt: {{algorithms: [HS256], secret: "{secret}", issuer: "https://id.test/", audience: relayd}}
+  keys: {keys}
+limits:
+  tiers:
+    default: {{}}
+    small: {{requests: 3/h, concurrency: 1}}
+    counted: {{tokens: 1000/h}}
+    monthly: {{quota_requests: 10/month}}
+workers:
+  one: {{url: "{one}", key: worker-credential, headers: {{x-org: ours}}}}
+models:
+  large: {{targets: [{{worker: one, model: vendor/large-v2}}], aliases: [big]}}
+  other: {{targets: [one]}}
+{more}
+"""
+
+Start = Callable[..., "Place"]
+
+
+class Place:
+    """A worker, and a relayd that serves it as a file says."""
+
+    def __init__(self, directory: Path, upstream: Upstream, more: str = "") -> None:
+        self.upstream = upstream
+        self.keys = directory / "keys.yaml"
+        self.keys.write_text(keys_file())
+        self.keys.chmod(0o600)
+        self.file = directory / "relayd.yaml"
+        self.file.write_text(SETTINGS.format(secret=SECRET, keys=self.keys, one=upstream.url, more=more))
+        self.gateway = Gateway(arguments=("--config", str(self.file)))
+
+    def ask(self, *headers: tuple[str, str], said: Any = None, path: str = "/v1/chat/completions") -> Answer:
+        """Ask with these head lines."""
+        body = json.dumps(CHAT if said is None else said).encode()
+        return ask(self.gateway, request("POST", path, *headers, body=body))
+
+    def status(self, key: str, **options: Any) -> int:
+        """Ask with an API key and return the status."""
+        return self.ask(("Authorization", f"Bearer {key}"), **options).status
+
+
+def keys_file() -> str:
+    rows = [
+        {"sha256": digest("key-of-acme"), "tenant": "acme", "tier": "default"},
+        {"sha256": digest("key-of-small"), "tenant": "small", "tier": "small"},
+        {"sha256": digest("key-of-counted"), "tenant": "counted", "tier": "counted"},
+        {"sha256": digest("key-of-monthly"), "tenant": "monthly", "tier": "monthly"},
+        {"sha256": digest("key-of-other"), "tenant": "picky", "tier": "default", "models": ["other"]},
+    ]
+    return json.dumps(rows)  # JSON is YAML
+
+
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def token(**claims: Any) -> str:
+    now = time.time()
+    said = {"iss": "https://id.test/", "aud": "relayd", "sub": "acme", "exp": now + 300, **claims}
+    return jwt.encode({name: value for name, value in said.items() if value is not None}, SECRET)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a Place; all are stopped afterwards."""
+    places: list[Place] = []
+
+    def begin(more: str = "") -> Place:
+        upstream = Upstream()
+        upstream.play(reply({"usage": {"prompt_tokens": 3, "completion_tokens": 4}}))
+        places.append(Place(tmp_path, upstream, more))
+        return places[-1]
+
+    yield begin
+    for place in places:
+        place.gateway.close()
+        place.upstream.close()
+
+
+# --- who -----------------------------------------------------------------------------------------------
+
+
+def test_credentials_of_every_kind_are_read(start: Start) -> None:
+    place = start()
+    for header in (
+        ("Authorization", f"Bearer {token()}"),
+        ("authorization", f"bearer   {token()}"),
+        ("Authorization", "Bearer key-of-acme"),
+        ("x-api-key", "key-of-acme"),
+        ("api-key", "key-of-acme"),
+        ("x-api-key", token()),
+    ):
+        assert place.ask(header).status == 200, header
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        ("Authorization", "Bearer wrong"),
+        ("Authorization", "Basic a2V5LW9mLWFjbWU6"),
+        ("Authorization", "key-of-acme"),
+        ("Authorization", f"Bearer {token(exp=1)}"),
+        ("Authorization", f"Bearer {token(aud='another')}"),
+        ("Authorization", f"Bearer {token(sub=None)}"),
+        ("Authorization", f"Bearer {token()}x"),
+        ("x-api-key", ""),
+        ("x-api-key", "key-of-acme "[::-1]),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/models", "/unknown"])
+def test_others_get_a_401_and_no_worker_hears_of_them(start: Start, header: Any, path: str) -> None:
+    place = start()
+    asked = len(place.upstream.requests)
+    answer = place.ask(*([header] if header else []), path=path)
+    assert answer.status == 401
+    assert answer.header("www-authenticate").startswith("Bearer")
+    error = answer.json()["error"]
+    assert error["type"] == "authentication_error"
+    assert error["code"] in ("credential_missing", "credential_invalid")
+    assert len(place.upstream.requests) == asked
+
+
+def test_a_clients_credential_stays_here_and_the_workers_own_goes_on(start: Start) -> None:
+    place = start()
+    place.ask(("Authorization", f"Bearer {token()}"), ("X-Org", "theirs"), ("X-Other", "kept"))
+    head = place.upstream.requests[-1].head.lower()
+    assert b"\r\nauthorization: bearer worker-credential\r\n" in head
+    assert b"\r\nx-org: ours\r\n" in head
+    assert b"\r\nx-other: kept\r\n" in head
+    assert head.count(b"authorization") == head.count(b"x-org") == 1
+
+
+def test_wrong_credentials_make_an_address_wait_but_not_one_that_is_known(start: Start) -> None:
+    place = start()
+    place.file.write_text(place.file.read_text().replace("auth:", "auth:\n  failures: 5/h"))
+    place.gateway.close()
+    place.gateway = Gateway(arguments=("--config", str(place.file)))
+    assert place.status("key-of-acme") == 200
+    assert [place.status(f"guess-{n}") for n in range(7)] == [401] * 5 + [429] * 2
+    assert place.status("key-of-acme") == 200, "it is known"
+    refused = place.ask(("Authorization", "Bearer key-of-other"))
+    assert (refused.status, refused.json()["error"]["code"]) == (429, "credentials_tried")
+    assert int(refused.header("retry-after")) > 0
+
+
+def test_keys_are_read_again_on_hup(start: Start) -> None:
+    place = start()
+    assert place.status("key-of-acme") == 200
+    place.keys.write_text(keys_file().replace(digest("key-of-acme"), digest("key-of-tomorrow")))
+    place.gateway.signal(signal.SIGHUP)
+    eventually(lambda: place.status("key-of-tomorrow") == 200, 5, "the new key")
+    assert place.status("key-of-acme") == 401, "the old one is no longer good, not even from the cache"
+    place.keys.write_text("nonsense: [")
+    place.gateway.signal(signal.SIGHUP)
+    eventually(lambda: "keys.yaml" in place.gateway.stderr, 5, "a line about the broken file")
+    assert place.status("key-of-tomorrow") == 200, "what was there stays"
+
+
+# --- for which model ------------------------------------------------------------------------------------
+
+
+def test_a_worker_is_asked_by_its_own_name(start: Start) -> None:
+    place = start()
+    for name, there in (("large", "vendor/large-v2"), ("big", "vendor/large-v2"), ("other", "other")):
+        assert place.status("key-of-acme", said={**CHAT, "model": name}) == 200
+        assert json.loads(place.upstream.requests[-1].body)["model"] == there
+
+
+def test_models_that_are_not_served_or_not_allowed(start: Start) -> None:
+    place = start()
+    answer = place.ask(("x-api-key", "key-of-acme"), said={**CHAT, "model": "lagre"})
+    assert (answer.status, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert "large" in answer.json()["error"]["message"]
+    answer = place.ask(("x-api-key", "key-of-other"))
+    assert (answer.status, answer.json()["error"]["code"]) == (403, "model_forbidden")
+    assert place.status("key-of-other", said={**CHAT, "model": "other"}) == 200
+    assert place.status("key-of-acme", path="/not/known") == 404
+
+
+def test_each_tenant_is_told_of_its_own_models(start: Start) -> None:
+    place = start()
+
+    def listed(key: str) -> list[str]:
+        answer = ask(place.gateway, request("GET", "/v1/models", ("x-api-key", key)))
+        return [one["id"] for one in answer.json()["data"]]
+
+    assert listed("key-of-acme") == ["large", "other"]
+    assert listed("key-of-other") == ["other"]
+
+
+def test_unknown_paths_go_where_the_settings_say(start: Start) -> None:
+    place = start('passthrough: {"/custom/": other}')
+    assert place.status("key-of-acme", path="/custom/thing") == 200
+    assert place.upstream.requests[-1].target == "/custom/thing"
+    assert place.status("key-of-acme", path="/elsewhere") == 404
+
+
+# --- how much -------------------------------------------------------------------------------------------
+
+
+def test_requests_by_tier_with_all_that_clients_need_to_know(start: Start) -> None:
+    place = start()
+    answers = [place.ask(("x-api-key", "key-of-small")) for _ in range(4)]
+    assert [answer.status for answer in answers] == [200, 200, 200, 429]
+    assert [answer.header("x-ratelimit-remaining-requests") for answer in answers[:3]] == ["2", "1", "0"]
+    assert answers[0].header("x-ratelimit-limit-requests") == "3"
+    assert answers[3].json()["error"]["code"] == "requests_rate"
+    assert 1190 <= int(answers[3].header("retry-after")) <= 1200
+    assert place.status("key-of-acme") == 200, "another tenant has its own"
+
+
+def test_a_refused_request_uses_nothing_up(start: Start) -> None:
+    place = start()
+    for said in ({**CHAT, "model": "unknown"}, {"model": 7}, {**CHAT, "model": "unknown"}, {}):
+        assert place.status("key-of-small", said=said) in (400, 404)
+    assert [place.status("key-of-small") for _ in range(4)] == [200, 200, 200, 429]
+
+
+def test_one_at_a_time(start: Start) -> None:
+    place = start()
+    gate = Gate()
+    place.upstream.play([{"gate": gate}, *reply({})])
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(place.status, "key-of-small")
+        eventually(lambda: place.gateway.in_flight() == 1, 5, "the first to be under way")
+        answer = place.ask(("x-api-key", "key-of-small"))
+        assert (answer.status, answer.json()["error"]["code"]) == (429, "concurrency")
+        gate.open()
+        assert first.result(10) == 200
+    place.gateway.wait_idle()
+    place.upstream.play(reply({}))
+    assert place.status("key-of-small") == 200
+
+
+def test_tokens_are_reserved_and_settled(start: Start) -> None:
+    place = start()
+    place.upstream.play(reply({"usage": {"prompt_tokens": 100, "completion_tokens": 200}}))
+    statuses = []
+    for _ in range(6):
+        answer = place.ask(("x-api-key", "key-of-counted"))
+        statuses.append(answer.status)
+    # 1,000 an hour: after three times 300 there are 100 left, which still cover a fourth's estimate.
+    assert statuses == [200, 200, 200, 200, 429, 429]
+
+
+def test_fifty_at_once_on_a_quota_for_ten_pass_exactly_ten(start: Start) -> None:
+    place = start()
+    with ThreadPoolExecutor(50) as pool:
+        statuses = list(pool.map(lambda _: place.status("key-of-monthly"), range(50)))
+    assert sorted(statuses) == [200] * 10 + [429] * 40
+    answer = place.ask(("x-api-key", "key-of-monthly"))
+    assert answer.json()["error"]["code"] == "quota_exhausted"
+    assert answer.json()["error"]["message"].startswith("API quota exhausted")
+    assert 0 < int(answer.header("retry-after")) <= 31 * 86400
+
+
+# --- official clients -----------------------------------------------------------------------------------
+
+
+def test_sdks_raise_what_they_should(start: Start) -> None:
+    place = start()
+
+    def chat(key: str, model: str) -> Any:
+        client = openai.OpenAI(base_url=f"{place.gateway.url}/v1", api_key=key, max_retries=0)
+        return client.chat.completions.create(model=model, messages=[{"role": "user", "content": "hi"}])
+
+    def message(key: str, model: str) -> Any:
+        client = anthropic.Anthropic(base_url=place.gateway.url, api_key=key, max_retries=0)
+        return client.messages.create(model=model, max_tokens=5, messages=[{"role": "user", "content": "hi"}])
+
+    for use, sdk in ((chat, openai), (message, anthropic)):
+        for key, model, error in (
+            ("wrong", "large", "AuthenticationError"),
+            ("key-of-other", "large", "PermissionDeniedError"),
+            ("key-of-acme", "unknown", "NotFoundError"),
+        ):
+            with pytest.raises(getattr(sdk, error)) as refused:
+                use(key, model)
+            assert refused.value.request_id
+
+
+def test_planted_secrets_appear_nowhere(start: Start, tmp_path: Path) -> None:
+    log = tmp_path / "requests.log"
+    place = start(f'log: {{sinks: ["file:{log}"]}}')
+    planted = [SECRET, "worker-credential", "key-of-acme", "canary-in-a-query", "canary-in-a-body", token()]
+    place.ask(("x-api-key", "key-of-acme"), said={**CHAT, "user": "canary-in-a-body"},
+              path="/v1/chat/completions?key=canary-in-a-query")  # fmt: skip
+    place.ask(("Authorization", f"Bearer {planted[-1]}"))
+    place.ask(("Authorization", f"Bearer {planted[-1]}x"))
+    answers = [place.ask(("x-api-key", "canary-in-a-query")).body]
+    pages = [place.gateway.ask_admin(path)[1] for path in ("/metrics", "/status", "/", "/readyz?verbose")]
+    command = Path(f"/proc/{place.gateway.pid}/cmdline").read_text()
+    place.gateway.close()
+    written = log.read_text()
+    assert len(written.splitlines()) == 4
+    for text in (*map(bytes.decode, map(bytes, answers)), *pages, command, place.gateway.stderr, written):
+        for one in planted:
+            assert one not in text
