@@ -66,7 +66,7 @@ def read_file(
     try:
         text = read_text(path)
         root = compose(text)
-        if root is None:
+        if root is None or root.value == "":
             raise NotReadable("there are no settings in it", "add workers: {NAME: {url: http://HOST:PORT}}")
         walk = Walk(problems, Filler(os.path.dirname(path), os.environ))
         harmless = walk.harmless

@@ -177,9 +177,9 @@ def check_jwt(view: View) -> None:
             f"{others[0]} needs jwks or public_key",
             "write [HS256] if there is only a secret",
         )
-    if public and not others:
+    if public and jwt.algorithms and not others:
         view.error((*path, public[0]), "none of the algorithms uses it", "add RS256 to algorithms")
-    if jwt.secret and "HS256" not in jwt.algorithms:
+    if jwt.secret and jwt.algorithms and "HS256" not in jwt.algorithms:
         view.error((*path, "secret"), "none of the algorithms uses it", "add HS256 to algorithms")
     if "HS256" in jwt.algorithms and not jwt.secret:
         view.error((*path, "algorithms"), "HS256 needs a secret", "add secret: ${NAME}")

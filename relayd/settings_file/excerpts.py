@@ -94,9 +94,13 @@ def masked(text: str, caret: int, hidden: list[Span]) -> tuple[str, int]:
         elif caret > begin:
             moved = len(shown) - len(MASK)
         at = end
-    rest = text[at:]
-    # A comment beside a secret may be the one before.
-    return shown + ("" if hidden and rest.lstrip().startswith("#") else rest), moved
+    return shown + without_comment(text[at:], caret - at), moved
+
+
+def without_comment(text: str, caret: int) -> str:
+    """Return the rest of a line without a comment after the caret: it may be the secret from before."""
+    comment = re.compile(r"\s+#").search(text, max(0, caret))
+    return text[: comment.start()] if comment else text
 
 
 def guessed_spans(lines: list[str], line: int) -> list[Span]:

@@ -252,7 +252,12 @@ _PLAIN_WORDS = (
     ),
     ("document start", False, "this belongs to nothing above it", "write KEY: VALUE"),
     ("mapping keys", False, "a key cannot begin here", "write KEY: VALUE"),
-    ("node content", False, "a value is missing before this", "write it, or take this out"),
+    (
+        "node content",
+        False,
+        "a value is missing before this",
+        "write it, or put a value that begins with one of , : ] } in quotes",
+    ),
 )
 
 

@@ -232,7 +232,7 @@ class Walk:
         elif not filled.text.isprintable() and any(ord(letter) < 32 for letter in filled.text):
             raise SettingError("a control character, such as a line break, has no place here")
         elif any("\ud800" <= letter <= "\udfff" for letter in filled.text):
-            raise SettingError("there is half a character in it")
+            raise SettingError("there is half a character in it: write it as it is, not by \\u")
         return self._from_here(reader, reader(filled.text))
 
     def _from_here(self, reader: Reader, value: Any) -> Any:
