@@ -74,6 +74,9 @@ cdef class Exchange:
     cdef public int64_t ready_ns
     cdef public int64_t decision_ns
     cdef public int64_t leg_ns
+    cdef public str tenant
+    cdef public str tier
+    cdef public str fault
     cdef public str address
     cdef public str phase
     cdef public str tenant

@@ -39,7 +39,7 @@ from relayd.phases.driver import Driver
 from relayd.readers import SettingError, split_address
 from relayd.records import Fleet, Model, Worker
 from relayd.registry import plugin
-from relayd.telemetry.access_log import AccessLog
+from relayd.telemetry.access_log import open_log
 from relayd.telemetry.metrics import Metrics
 from relayd.upstream.breakers import is_resting
 from relayd.upstream.dial import Dialer, Endpoint, tls_context
@@ -82,6 +82,7 @@ class Gateway:
         self.listener_tls = listener_context(settings.tls)
         self.authenticator = make_authenticator(settings)
         self.pseudonym = b"relayd-%08x" % getrandbits(32)
+        self.access_log = open_log(settings.log.sinks) if settings.log.sinks else None
         self.dialers: list[Dialer] = []
         self.workers: list[Worker] = []
         self.address = ""
@@ -104,7 +105,8 @@ class Gateway:
         self._make_workers()
         self.fleet = make_fleet(self.settings, self.workers)
         self.metrics = Metrics(self.workers, lambda worker: worker.up and not is_resting(worker, now_ns()))
-        self.access_log = AccessLog(on_drop=self._log_dropped) if self.settings.log.sinks else None
+        if self.access_log is not None:
+            self.metrics.dropped_lines = self.access_log.dropped
         self.books = Books(self.metrics, self.fleet, self.access_log, self.pseudonym)
         self.discovery = Discovery(self.fleet, self.tls, log.warning)
         limiter = (
@@ -133,9 +135,6 @@ class Gateway:
             worker = Worker(name, url, pool)
             add_lines(worker, self.settings.workers.get(name))
             self.workers.append(worker)
-
-    def _log_dropped(self, lines: int) -> None:
-        self.metrics.dropped_log_lines += lines
 
     async def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         listen = self.settings.listen

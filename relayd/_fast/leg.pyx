@@ -34,8 +34,8 @@ from relayd._fast.sink cimport (
     LENGTH_NO_BODY, LENGTH_UNKNOWN, SINK_NEW, Sink, Source, chunk, chunk_at, chunks_in,
 )
 from relayd._fast.sse cimport (
-    TERMINATOR_NONE, scan_at_boundary, scan_feed, scan_feed_one, scan_finish, scan_reset, usage_feed,
-    usage_reset,
+    TERMINATOR_NONE, Usage, scan_at_boundary, scan_feed, scan_feed_one, scan_finish, scan_reset, usage_feed,
+    usage_output, usage_reasoning, usage_reset,
 )
 from relayd._fast.turn cimport AT_ONCE, STEP_ANSWERS, STEP_ENDS, Outlet, Turn
 
@@ -789,12 +789,15 @@ cdef class Leg(Source):
 
     @property
     def tokens(self):
-        """(input, output, cached input, cache write) as reported; None where nothing was said."""
+        """(input, output, cached input, cache write, reasoning) as reported; None where nothing was said."""
+        cdef const Usage* usage = &self.usage.usage
+        cdef int64_t output = usage_output(usage), reasoning = usage_reasoning(usage)
         return (
-            None if self.usage.usage.input < 0 else self.usage.usage.input,
-            None if self.usage.usage.output < 0 else self.usage.usage.output,
-            None if self.usage.usage.cached_input < 0 else self.usage.usage.cached_input,
-            None if self.usage.usage.cache_write < 0 else self.usage.usage.cache_write,
+            None if usage.input < 0 else usage.input,
+            None if output < 0 else output,
+            None if usage.cached_input < 0 else usage.cached_input,
+            None if usage.cache_write < 0 else usage.cache_write,
+            None if reasoning < 0 else reasoning,
         )
 
     @property

@@ -7,7 +7,8 @@ prometheus_client's own histogram takes 700 to 1,700 ns (conventions 1.2); here 
 cimport cython
 from libc.stdint cimport int64_t, uint64_t
 
-from relayd._fast.leg cimport Leg
+from relayd._fast.leg cimport LEG_COMPLETE, Leg
+from relayd._fast.sse cimport Usage, usage_output, usage_reasoning
 
 
 @cython.final
@@ -73,18 +74,82 @@ cdef class Histogram:
         return float("inf")
 
 
+cdef enum:
+    BYTES_PER_TOKEN = 4         # of a plain answer, where nobody said how many tokens it has
+
+
+@cython.final
+@cython.freelist(64)
+cdef class Cost:
+    """The tokens of one exchange: see meters.pxd."""
+
+    @property
+    def estimated(self):
+        """True if any of it is relayd's own number."""
+        return self.input_estimated or self.output_estimated
+
+    @property
+    def total(self):
+        """All tokens, read and written."""
+        return max(self.input, 0) + max(self.output, 0)
+
+    def __repr__(self):
+        marked = " (estimated)" if self.estimated else ""
+        return f"<Cost {self.input} read, {self.output} written{marked}>"
+
+
+cpdef Cost cost_of(Leg leg, int64_t prompt_estimate, bint writes, bint uncached_input):
+    """Return what `leg` cost: as reported, and estimated where nothing was."""
+    cdef Cost cost = Cost.__new__(Cost)
+    cdef const Usage* usage = &leg.usage.usage
+    cdef bint may_guess = leg.committed and leg.status < 300 and prompt_estimate >= 0
+    cost.input = usage.input
+    cost.output = usage_output(usage)
+    cost.cached_input = usage.cached_input
+    cost.cache_write = usage.cache_write
+    cost.reasoning = usage_reasoning(usage)
+    if cost.input >= 0 and uncached_input:
+        cost.input += max(usage.cached_input, 0) + max(usage.cache_write, 0)
+    if cost.input < 0 and may_guess:
+        cost.input = prompt_estimate
+        cost.input_estimated = True
+    estimate_output(leg, cost, may_guess and writes)
+    return cost
+
+
+cdef int estimate_output(Leg leg, Cost cost, bint may_guess) except -1:
+    """Fill in how many tokens were written, where the worker did not say or could not finish saying.
+
+    A stream's count is the worker's last word once the stream has ended: message_start reports an output of
+    1, and chunks may carry what was written so far.
+    """
+    cdef int64_t events
+    if leg.streaming:
+        if cost.output >= 0 and (leg.outcome == LEG_COMPLETE or leg.scan.terminated):
+            return 0
+        if cost.output >= 0 or may_guess:
+            events = <int64_t> (leg.scan.events - leg.scan.comments)
+            cost.output = max(cost.output, events)
+            cost.output_estimated = True
+    elif cost.output < 0 and may_guess:
+        cost.output = leg.sink.bytes_written // BYTES_PER_TOKEN
+        cost.output_estimated = True
+    return 0
+
+
 @cython.final
 cdef class Meters:
-    """Everything that is counted for every request: see meters.pxd."""
+    """Everything that is counted for every request of one model on one worker: see meters.pxd."""
 
     def __init__(
-        self, Histogram ttft, Histogram tpot, Histogram duration, Histogram overhead, Histogram decision
+        self, str model, str worker, Histogram ttft, Histogram tpot, Histogram duration, Histogram overhead
     ):
+        self.model = model
+        self.worker = worker
         self.ttft = ttft
         self.tpot = tpot
         self.duration = duration
         self.overhead = overhead
-        self.decision = decision
 
     cpdef int ended(self, int64_t arrived_ns, int64_t now_ns) except -1:
         """Count an exchange that no worker answered."""
@@ -92,39 +157,32 @@ cdef class Meters:
         return 0
 
     cpdef int answered(
-        self, Leg leg, int64_t arrived_ns, int64_t ready_ns, int64_t leg_ns, int64_t decision_ns,
-        int64_t prompt_estimate, bint uncached_input
+        self, Leg leg, Cost cost, int64_t arrived_ns, int64_t ready_ns, int64_t leg_ns
     ) except -1:
         """Count an exchange that `leg` answered, whole or not."""
         cdef int64_t tokens
         self.duration.observe_ns(leg.ended_ns - arrived_ns)
         self.overhead.observe_ns(leg.ended_ns - ready_ns - leg_ns)
-        self.decision.observe_ns(decision_ns)
-        if not leg.committed:
-            return 0
-        if leg.streaming:
+        self.refused_usages += leg.usage.usage.refused
+        if leg.committed and leg.streaming:
             self.ttft.observe_ns(leg.first_ns - arrived_ns)
-            tokens = leg.usage.usage.output
+            tokens = cost.output
             if tokens < 0:
                 tokens = <int64_t> (leg.scan.events - leg.scan.comments)
             if tokens > 1:
                 self.tpot.observe_ns((leg.ended_ns - leg.first_ns) // (tokens - 1))
-        return self.note_tokens(leg, prompt_estimate, uncached_input)
+        return self.note_cost(cost)
 
-    cdef int note_tokens(self, Leg leg, int64_t prompt_estimate, bint uncached_input) except -1:
-        cdef int64_t given = leg.usage.usage.input
-        self.refused_usages += leg.usage.usage.refused
-        if given >= 0:
-            if uncached_input:
-                given += max(leg.usage.usage.cached_input, 0) + max(leg.usage.usage.cache_write, 0)
-            self.input_tokens += given
-        self.cached_input_tokens += max(leg.usage.usage.cached_input, 0)
-        if leg.usage.usage.output >= 0:
-            self.output_tokens += leg.usage.usage.output
-        elif given < 0 and prompt_estimate >= 0 and leg.status < 300:
-            self.estimated_input_tokens += prompt_estimate
-            if leg.streaming:
-                self.estimated_output_tokens += <int64_t> (leg.scan.events - leg.scan.comments)
-            else:
-                self.estimated_output_tokens += leg.sink.bytes_written // 4
+    cdef int note_cost(self, Cost cost) except -1:
+        if cost.input_estimated:
+            self.estimated_input_tokens += cost.input
+        else:
+            self.input_tokens += max(cost.input, 0)
+        if cost.output_estimated:
+            self.estimated_output_tokens += cost.output
+        else:
+            self.output_tokens += max(cost.output, 0)
+        self.cached_input_tokens += max(cost.cached_input, 0)
+        self.cache_write_tokens += max(cost.cache_write, 0)
+        self.reasoning_tokens += max(cost.reasoning, 0)
         return 0

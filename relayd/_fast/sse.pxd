@@ -59,11 +59,17 @@ cdef bint scan_at_boundary(const EventScan* scan) noexcept nogil
 
 # Tokens as the worker reported them; -1 where it said nothing.  Zero is an answer.
 cdef struct Usage:
-    int64_t input           # prompt_tokens, input_tokens
-    int64_t output          # completion_tokens, output_tokens
-    int64_t cached_input    # cached_tokens, cache_read_input_tokens
+    int64_t input           # prompt_tokens, input_tokens, promptTokenCount
+    int64_t output          # completion_tokens, output_tokens, candidatesTokenCount
+    int64_t cached_input    # cached_tokens, cache_read_input_tokens, cachedContentTokenCount
     int64_t cache_write     # cache_creation_input_tokens
+    int64_t reasoning       # reasoning_tokens: a part of `output`
+    int64_t thoughts        # thoughtsTokenCount: reasoning that `output` leaves out
     bint refused            # a count was negative, fractional or absurd, and was not believed
+
+# All tokens that were written, reasoning among them, and the reasoning alone; -1 where nothing was said.
+cdef int64_t usage_output(const Usage* usage) noexcept nogil
+cdef int64_t usage_reasoning(const Usage* usage) noexcept nogil
 
 
 cdef struct UsageScan:
@@ -71,11 +77,12 @@ cdef struct UsageScan:
     Usage pending           # of the object being read
     uint64_t objects        # usage objects read
     int state               # see sse.pyx
-    int matched             # bytes of the key that ended the last piece
+    int matched             # bytes of the key that have been seen
     char previous           # the last byte of the last piece
     # Inside the object:
     int size                # bytes of it so far
     int depth               # of its braces
+    int lists               # ... and brackets: what is in a list are parts, not sums
     bint in_string
     bint escaped
     bint has_key            # a string has ended, and nothing has come since but space

@@ -6,10 +6,10 @@ Standard, "Server-sent events"), and a network read may cut any of these in half
 EventScan keeps a handful of facts and the first bytes of the line being read: enough to tell
 `data: [DONE]`, `event: message_stop` and an error object from everything else, without decoding JSON.
 
-Usage is found by its key.  Inside a JSON string a quote is always escaped, so the seven bytes
-`"usage"`, not preceded by a backslash and followed by a colon and a brace, can only be a key: no
+Usage is found by its key.  Inside a JSON string a quote is always escaped, so the bytes `"usage"` or
+`"usageMetadata"`, not preceded by a backslash and followed by a colon and a brace, can only be a key: no
 text that a model writes can forge it.  The object behind it is read, byte by byte as it comes, for
-integers under the few names that the two dialects use, and believed once it is whole.  `"usage": null`,
+integers under the few names that the dialects use, and believed once it is whole.  `"usage": null`,
 which some servers put on every chunk, is neither zero nor an error.
 
 Owner: the Leg embeds one of each per response.  The classes at the end are for tests and tools.
@@ -229,15 +229,18 @@ cdef Py_ssize_t scan_feed_one(EventScan* scan, const char* data, Py_ssize_t size
 # --- usage ------------------------------------------------------------------------------------------
 
 cdef enum:
-    SEEK_KEY = 0            # looking for "usage"
-    SEEK_COLON = 1          # behind the key
-    SEEK_OBJECT = 2         # behind the colon
-    IN_OBJECT = 3           # between the braces
+    SEEK_KEY = 0            # looking for the beginning of a key
+    IN_KEY = 1              # behind it: is this all of the name, or a longer one?
+    SEEK_COLON = 2          # behind the key
+    SEEK_OBJECT = 3         # behind the colon
+    IN_OBJECT = 4           # between the braces
 
 cdef enum:
-    KEY_SIZE = 7
+    KEY_SIZE = 6
+    TAIL_SIZE = 9
 
-cdef const char* KEY = b'"usage"'
+cdef const char* KEY = b'"usage'
+cdef const char* TAIL = b'Metadata"'     # what the longer name goes on with
 
 # Counts above this are nonsense (a context of a trillion tokens) and could overflow sums.
 cdef enum:
@@ -249,7 +252,19 @@ cdef void usage_nothing(Usage* usage) noexcept nogil:
     usage.output = -1
     usage.cached_input = -1
     usage.cache_write = -1
+    usage.reasoning = -1
+    usage.thoughts = -1
     usage.refused = False
+
+
+cdef int64_t usage_output(const Usage* usage) noexcept nogil:
+    if usage.thoughts < 0:
+        return usage.output
+    return usage.thoughts + max(usage.output, 0)
+
+
+cdef int64_t usage_reasoning(const Usage* usage) noexcept nogil:
+    return usage.reasoning if usage.thoughts < 0 else usage.thoughts
 
 
 cdef void usage_reset(UsageScan* scan) noexcept nogil:
@@ -261,25 +276,28 @@ cdef void usage_reset(UsageScan* scan) noexcept nogil:
     scan.previous = 0
 
 
-cdef void note_count(Usage* usage, const char* key, int size, int64_t count) noexcept nogil:
-    if (size == 13 and memcmp(key, b"prompt_tokens", 13) == 0
-            or size == 12 and memcmp(key, b"input_tokens", 12) == 0):
-        usage.input = count
-    elif (size == 17 and memcmp(key, b"completion_tokens", 17) == 0
-            or size == 13 and memcmp(key, b"output_tokens", 13) == 0):
-        usage.output = count
-    elif (size == 13 and memcmp(key, b"cached_tokens", 13) == 0
-            or size == 23 and memcmp(key, b"cache_read_input_tokens", 23) == 0):
-        usage.cached_input = count
-    elif size == 27 and memcmp(key, b"cache_creation_input_tokens", 27) == 0:
-        usage.cache_write = count
+cdef inline bint is_name(const char* key, int size, const char* name, int name_size) noexcept nogil:
+    return size == name_size and memcmp(key, name, name_size) == 0
 
 
-cdef bint is_known_count(const char* key, int size) noexcept nogil:
-    cdef Usage probe
-    probe.input = probe.output = probe.cached_input = probe.cache_write = -1
-    note_count(&probe, key, size, 1)
-    return probe.input + probe.output + probe.cached_input + probe.cache_write != -4
+cdef int64_t* place_of(Usage* usage, const char* key, int size) noexcept nogil:
+    """Return where the count under this name belongs, or NULL."""
+    if (is_name(key, size, b"prompt_tokens", 13) or is_name(key, size, b"input_tokens", 12)
+            or is_name(key, size, b"promptTokenCount", 16)):
+        return &usage.input
+    if (is_name(key, size, b"completion_tokens", 17) or is_name(key, size, b"output_tokens", 13)
+            or is_name(key, size, b"candidatesTokenCount", 20)):
+        return &usage.output
+    if (is_name(key, size, b"cached_tokens", 13) or is_name(key, size, b"cache_read_input_tokens", 23)
+            or is_name(key, size, b"cachedContentTokenCount", 23)):
+        return &usage.cached_input
+    if is_name(key, size, b"cache_creation_input_tokens", 27):
+        return &usage.cache_write
+    if is_name(key, size, b"reasoning_tokens", 16):
+        return &usage.reasoning
+    if is_name(key, size, b"thoughtsTokenCount", 18):
+        return &usage.thoughts
+    return NULL
 
 
 cdef inline bint is_space(char c) noexcept nogil:
@@ -295,6 +313,7 @@ cdef void begin_object(UsageScan* scan) noexcept nogil:
     scan.state = IN_OBJECT
     scan.size = 0
     scan.depth = 0
+    scan.lists = 0
     scan.in_string = False
     scan.escaped = False
     scan.has_key = False
@@ -314,6 +333,10 @@ cdef void end_object(UsageScan* scan) noexcept nogil:
         scan.usage.cached_input = scan.pending.cached_input
     if scan.pending.cache_write >= 0:
         scan.usage.cache_write = scan.pending.cache_write
+    if scan.pending.reasoning >= 0:
+        scan.usage.reasoning = scan.pending.reasoning
+    if scan.pending.thoughts >= 0:
+        scan.usage.thoughts = scan.pending.thoughts
     scan.usage.refused |= scan.pending.refused
 
 
@@ -325,12 +348,17 @@ cdef void begin_number(UsageScan* scan, char c) noexcept nogil:
 
 
 cdef void end_number(UsageScan* scan) noexcept nogil:
+    cdef int64_t* place = NULL
     scan.in_number = False
     scan.has_key = scan.has_colon = False
+    if scan.lists == 0:
+        place = place_of(&scan.pending, scan.key, scan.key_size)
+    if place is NULL:
+        return
     if not scan.bad_number and scan.digits <= MAX_COUNT_DIGITS:
-        note_count(&scan.pending, scan.key, scan.key_size, scan.count)
+        place[0] = scan.count
     else:
-        scan.pending.refused |= is_known_count(scan.key, scan.key_size)
+        scan.pending.refused = True
 
 
 cdef inline void read_string_byte(UsageScan* scan, char c) noexcept nogil:
@@ -351,7 +379,7 @@ cdef inline void read_string_byte(UsageScan* scan, char c) noexcept nogil:
 
 
 cdef inline void read_object_byte(UsageScan* scan, char c) noexcept nogil:
-    """Read one byte between the braces: `"name": integer` pairs, at any depth."""
+    """Read one byte between the braces: `"name": integer` pairs, at any depth but not in lists."""
     if scan.in_string:
         read_string_byte(scan, c)
         return
@@ -375,10 +403,11 @@ cdef inline void read_object_byte(UsageScan* scan, char c) noexcept nogil:
     elif not is_space(c):
         scan.has_key = scan.has_colon = False
         scan.depth += (c == b'{') - (c == b'}')
+        scan.lists += (c == b'[') - (c == b']')
 
 
 cdef Py_ssize_t seek_key(UsageScan* scan, const char* data, Py_ssize_t size) noexcept nogil:
-    """Return the offset past the next key, or -1 when it does not end in this piece."""
+    """Return the offset past the beginning of the next key, or -1 when it does not end in this piece."""
     cdef:
         Py_ssize_t i, start, rest
         const char* found
@@ -419,6 +448,20 @@ cdef Py_ssize_t seek_key(UsageScan* scan, const char* data, Py_ssize_t size) noe
     return -1
 
 
+cdef bint read_key_byte(UsageScan* scan, char c) noexcept nogil:
+    """Read a byte behind the beginning of a key; return False if it makes it another key."""
+    if c == b'"' and scan.matched in (0, TAIL_SIZE - 1):
+        scan.state = SEEK_COLON
+        scan.matched = 0
+        return True
+    if scan.matched < TAIL_SIZE - 1 and c == TAIL[scan.matched]:
+        scan.matched += 1
+        return True
+    scan.state = SEEK_KEY
+    scan.matched = 0
+    return False
+
+
 cdef Py_ssize_t read_object(UsageScan* scan, const char* data, Py_ssize_t size) noexcept nogil:
     """Read on in the object; return the offset past its last brace, or `size`."""
     cdef Py_ssize_t i
@@ -444,8 +487,11 @@ cdef void usage_feed(UsageScan* scan, const char* data, Py_ssize_t size) noexcep
             if past < 0:
                 break
             i += past
-            scan.state = SEEK_COLON
-            scan.previous = b'"'
+            scan.state = IN_KEY
+            scan.previous = b'e'
+        elif scan.state == IN_KEY:
+            if read_key_byte(scan, data[i]):
+                i += 1
         elif scan.state == IN_OBJECT:
             i += read_object(scan, data + i, size - i)
             scan.previous = data[i - 1] if i else scan.previous
@@ -461,7 +507,7 @@ cdef void usage_feed(UsageScan* scan, const char* data, Py_ssize_t size) noexcep
             scan.previous = b':'        # anything but a backslash
     if size > 0:
         scan.previous = data[size - 1]
-    RELAYD_CHECK(scan.depth >= 0 and 0 <= scan.matched < KEY_SIZE)
+    RELAYD_CHECK(scan.depth >= 0 and 0 <= scan.matched < TAIL_SIZE)
 
 
 # --- for Python -------------------------------------------------------------------------------------
@@ -528,14 +574,18 @@ cdef class UsageScanner:
 
     @property
     def usage(self):
-        """(input, output, cached input, cache write) tokens; None where nothing was said."""
+        """(input, output, cached input, cache write, reasoning) tokens; None where nothing was said.
+
+        Reasoning is a part of the output, whatever the worker's words for it.
+        """
         return tuple(
             None if count < 0 else count
             for count in (
                 self.scan.usage.input,
-                self.scan.usage.output,
+                usage_output(&self.scan.usage),
                 self.scan.usage.cached_input,
                 self.scan.usage.cache_write,
+                usage_reasoning(&self.scan.usage),
             )
         )
 

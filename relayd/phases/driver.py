@@ -432,6 +432,7 @@ class Driver:
 
     def _cut(self, exchange: Exchange, leg: Leg, why: Fault) -> None:
         """The answer is under way and will not be complete: make the client see it."""
+        exchange.fault = why.code
         if leg.at_boundary and exchange.sink.can_append():
             exchange.sink.write(
                 exchange.route.dialect.error_event(why, exchange.head.request_id.decode("ascii"))

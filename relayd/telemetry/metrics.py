@@ -1,15 +1,19 @@
 """The metrics, and how they are written out for Prometheus.
 
-Counting happens in plain dicts and `_fast/meters` histograms, on the loop's thread; prometheus_client only
-does the exposition, when somebody scrapes.  Labels are bounded: route names come from a table, workers from
-the command line, models from what workers listed (anything else is `_other`).
+Counting happens in plain dicts and `_fast/meters`, on the loop's thread; prometheus_client only does the
+exposition, when somebody scrapes.
+
+Labels are bounded.  Route names, faults and reasons come from tables, workers from the settings, models from
+what is configured or workers list; any other model is `_other`.  Since a client cannot choose them but a
+worker can list a million, there are at most PAIRS_AT_MOST pairs of a model and a worker, and ROWS_AT_MOST
+kinds of ended requests; what comes later is counted under `_other`.
 """
 
 from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -42,35 +46,82 @@ FINE_BUCKETS = (
 )  # fmt: skip
 
 OTHER = "_other"
+PAIRS_AT_MOST = 1000
+ROWS_AT_MOST = 10_000
+REASONS_AT_MOST = 64
+
+# How an exchange can end, for whoever asks how it went: each ends in exactly one of these ways.
+OUTCOMES = ("ok", "refused", "client_closed", "upstream_error", "upstream_timeout", "stream_error")
+
+Row = tuple[str, str, str, int, str]  # route, model, worker, code (0: too many kinds), outcome
 
 
 class Metrics:
-    """What one gateway has counted."""
+    """What one gateway has counted.
+
+    `jwks_age_s` and `dropped_lines` are asked at each scrape; whoever knows sets them.
+    """
 
     def __init__(self, workers: Sequence[Worker], is_open: Callable[[Worker], bool]) -> None:
         self.workers = workers
         self.is_open = is_open
         self.in_flight = 0
-        self.requests: Counter[tuple[str, str, str, int, str]] = Counter()
+        self.pairs: dict[tuple[str, str], Meters] = {}
+        self.requests: dict[Row, int] = {}
+        self.decision = Histogram(FINE_BUCKETS)
         self.disconnects: Counter[str] = Counter()
+        self.limited: Counter[str] = Counter()  # requests over a limit of relayd's own, by the fault's code
+        self.unauthorized: Counter[str] = Counter()  # credentials that were refused, by why
         self.retries = 0
-        self.dropped_log_lines = 0
         self.reload_failed = False
         self.connections = 0
-        self.meters = Meters(
-            Histogram(TTFT_BUCKETS),
-            Histogram(TPOT_BUCKETS),
-            Histogram(DURATION_BUCKETS),
-            Histogram(FINE_BUCKETS),
-            Histogram(FINE_BUCKETS),
-        )
+        self.jwks_age_s: Callable[[], float | None] = lambda: None
+        self.dropped_lines: Callable[[], Mapping[str, int]] = dict
         self._registry = CollectorRegistry()
         self._registry.register(_Exposition(self))
         ProcessCollector(registry=self._registry)
 
+    def meters_for(self, model: str, worker: str, known: Container[str]) -> Meters:
+        """Return the meters of a model on a worker, under labels that are bounded: see `pairs`.
+
+        Only what is in `known` is called by its name.  Whoever finds the pair in `pairs` need not ask.
+        """
+        label = model if not model or model in known else OTHER
+        found = self.pairs.get((label, worker))
+        if found is not None:
+            return found
+        if len(self.pairs) >= PAIRS_AT_MOST:
+            label = OTHER
+            worker = worker if (OTHER, worker) in self.pairs else OTHER
+        return self.pairs.get((label, worker)) or self._add_pair(label, worker)
+
+    def _add_pair(self, model: str, worker: str) -> Meters:
+        meters = self.pairs[model, worker] = Meters(
+            model,
+            worker,
+            Histogram(TTFT_BUCKETS),
+            Histogram(TPOT_BUCKETS),
+            Histogram(DURATION_BUCKETS),
+            Histogram(FINE_BUCKETS),
+        )
+        return meters
+
+    def count_kind(self, row: Row) -> None:
+        """Count an ended request of a kind that has not been seen yet."""
+        if len(self.requests) >= ROWS_AT_MOST:
+            row = (row[0], OTHER, OTHER, 0, row[4])
+        self.requests[row] = self.requests.get(row, 0) + 1
+
     def exposition(self) -> bytes:
         """Return everything in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+def bump(counts: Counter[str], reason: str) -> None:
+    """Add one to `counts`, which may not grow beyond what tables of reasons need."""
+    if reason not in counts and len(counts) >= REASONS_AT_MOST:
+        reason = OTHER
+    counts[reason] += 1
 
 
 class _Exposition(Collector):
@@ -83,22 +134,9 @@ class _Exposition(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._requests()
         yield from self._workers()
-        meters = self.metrics.meters
-        yield histogram(
-            "relayd_ttft_seconds", "From a request's arrival to the first content of its stream", meters.ttft
-        )
-        yield histogram(
-            "relayd_tpot_seconds", "Time per output token after the first, of streams", meters.tpot
-        )
-        yield histogram(
-            "relayd_request_duration_seconds",
-            "From a request's head to the end of its answer",
-            meters.duration,
-        )
-        yield histogram(
-            "relayd_overhead_seconds", "Time that relayd itself added to a request", meters.overhead
-        )
-        yield histogram("relayd_decision_seconds", "Time that choosing a worker took", meters.decision)
+        yield from self._times()
+        yield from self._tokens()
+        yield from self._refusals()
         info = InfoMetricFamily("relayd_build", "What is running")
         info.add_metric(
             [],
@@ -111,10 +149,10 @@ class _Exposition(Collector):
         yield info
 
     def _requests(self) -> Iterator[Metric]:
-        metrics, meters = self.metrics, self.metrics.meters
+        metrics = self.metrics
         yield counter(
             "relayd_requests", "Requests that have ended", ("route", "model", "worker", "code", "outcome"),
-            {(*key[:3], str(key[3]), key[4]): count for key, count in metrics.requests.items()},
+            {(*key[:3], str(key[3] or OTHER), key[4]): count for key, count in metrics.requests.items()},
         )  # fmt: skip
         yield counter(
             "relayd_legs",
@@ -122,28 +160,10 @@ class _Exposition(Collector):
             ("worker", "outcome"),
             legs(metrics.workers),
         )
-        yield counter(
-            "relayd_client_disconnects", "Clients that left before their answer was complete", ("phase",),
-            {(phase,): count for phase, count in metrics.disconnects.items()},
+        yield by_reason(
+            "relayd_client_disconnects", "Clients that left before their answer was complete", "phase",
+            metrics.disconnects,
         )  # fmt: skip
-        yield counter(
-            "relayd_tokens", "Tokens as workers reported them", ("type",),
-            {
-                ("input",): meters.input_tokens,
-                ("output",): meters.output_tokens,
-                ("cached_input",): meters.cached_input_tokens,
-            },
-        )  # fmt: skip
-        yield counter(
-            "relayd_tokens_estimated", "Tokens of answers without usage, estimated", ("type",),
-            {("input",): meters.estimated_input_tokens, ("output",): meters.estimated_output_tokens},
-        )  # fmt: skip
-        yield counter(
-            "relayd_usage_refused",
-            "Answers with a usage that was not believed",
-            (),
-            {(): meters.refused_usages},
-        )
         yield counter(
             "relayd_retries", "Requests that were moved to another worker", (), {(): metrics.retries}
         )
@@ -151,14 +171,63 @@ class _Exposition(Collector):
             "relayd_stale_connection_retries", "Requests repeated: a kept connection had died", ("worker",),
             {(worker.name,): worker.pool.stale_retries for worker in metrics.workers},
         )  # fmt: skip
-        yield counter(
-            "relayd_log_lines_dropped",
-            "Log lines that nobody read in time",
-            (),
-            {(): metrics.dropped_log_lines},
-        )
         yield gauge("relayd_in_flight", "Requests being served", (), {(): metrics.in_flight})
         yield gauge("relayd_client_connections", "Open client connections", (), {(): metrics.connections})
+
+    def _times(self) -> Iterator[Metric]:
+        pairs = self.metrics.pairs
+        for name, meaning, attribute in (
+            ("ttft", "From a request's arrival to the first content of its stream", "ttft"),
+            ("tpot", "Time per output token after the first, of streams", "tpot"),
+            ("request_duration", "From a request's head to the end of its answer", "duration"),
+            ("overhead", "Time that relayd itself added to a request", "overhead"),
+        ):
+            family = HistogramMetricFamily(f"relayd_{name}_seconds", meaning, labels=("model", "worker"))
+            for labels, meters in pairs.items():
+                source: Histogram = getattr(meters, attribute)
+                if source.count:
+                    family.add_metric(labels, source.buckets(), source.sum_s)
+            yield family
+        decision = HistogramMetricFamily("relayd_decision_seconds", "Time that choosing a worker took")
+        decision.add_metric([], self.metrics.decision.buckets(), self.metrics.decision.sum_s)
+        yield decision
+
+    def _tokens(self) -> Iterator[Metric]:
+        reported: dict[tuple[str, str, str], int] = {}
+        estimated: dict[tuple[str, str, str], int] = {}
+        for pair, meters in self.metrics.pairs.items():
+            reported[*pair, "input"] = meters.input_tokens
+            reported[*pair, "output"] = meters.output_tokens
+            reported[*pair, "cached_input"] = meters.cached_input_tokens
+            reported[*pair, "cache_write"] = meters.cache_write_tokens
+            reported[*pair, "reasoning"] = meters.reasoning_tokens
+            estimated[*pair, "input"] = meters.estimated_input_tokens
+            estimated[*pair, "output"] = meters.estimated_output_tokens
+        labels = ("model", "worker", "type")
+        yield counter("relayd_tokens", "Tokens as workers reported them", labels, only_counted(reported))
+        yield counter(
+            "relayd_tokens_estimated", "Tokens that no worker reported, estimated", labels,
+            only_counted(estimated),
+        )  # fmt: skip
+        refused = sum(meters.refused_usages for meters in self.metrics.pairs.values())
+        yield counter("relayd_usage_refused", "Answers with a usage that was not believed", (), {(): refused})
+
+    def _refusals(self) -> Iterator[Metric]:
+        metrics = self.metrics
+        yield by_reason(
+            "relayd_ratelimit_rejections", "Requests over a limit of relayd's own", "code", metrics.limited
+        )
+        yield by_reason(
+            "relayd_auth_refusals", "Requests whose credential was refused", "reason", metrics.unauthorized
+        )
+        yield by_reason(
+            "relayd_log_lines_dropped", "Log lines that could not be written", "sink", metrics.dropped_lines()
+        )
+        age_s = metrics.jwks_age_s()
+        if age_s is not None:
+            yield GaugeMetricFamily(
+                "relayd_jwks_age_seconds", "Since the keys that tokens are checked with were fetched", age_s
+            )
 
     def _workers(self) -> Iterator[Metric]:
         workers = self.metrics.workers
@@ -208,16 +277,19 @@ def counter(name: str, meaning: str, labels: Sequence[str], rows: Mapping[Any, i
     return family
 
 
+def by_reason(name: str, meaning: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+    """Return a counter family with one label."""
+    return counter(name, meaning, (label,), {(reason,): count for reason, count in counts.items()})
+
+
+def only_counted(rows: Mapping[tuple[str, str, str], int]) -> dict[tuple[str, str, str], int]:
+    """Return the rows that are not 0: most pairs have only some of them."""
+    return {labels: count for labels, count in rows.items() if count}
+
+
 def gauge(name: str, meaning: str, labels: Sequence[str], rows: Mapping[Any, int]) -> GaugeMetricFamily:
     """Return a gauge family with a row per label tuple."""
     family = GaugeMetricFamily(name, meaning, labels=labels)
     for values, value in rows.items():
         family.add_metric(values, value)
-    return family
-
-
-def histogram(name: str, meaning: str, source: Histogram) -> HistogramMetricFamily:
-    """Return a histogram family without labels."""
-    family = HistogramMetricFamily(name, meaning)
-    family.add_metric([], source.buckets(), source.sum_s)
     return family
