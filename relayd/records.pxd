@@ -79,13 +79,10 @@ cdef class Exchange:
     cdef public str fault
     cdef public str address
     cdef public str phase
-    cdef public str tenant
-    cdef public str tier
     cdef public frozenset allowed
     cdef public object grant
     cdef public str model
     cdef public str asked
-    cdef public str fault
     cdef public bint stream
     cdef public bint strip_usage
     cdef public object facts

@@ -197,9 +197,6 @@ class Exchange:
         self.ready_ns = arrived_ns  # when it could be decided on
         self.decision_ns = 0  # how long the decision took
         self.leg_ns = 0  # how long all legs took
-        self.tenant = ""  # who asks, where that is known
-        self.tier = ""
-        self.fault = ""  # code of the fault that relayd told the client of
         self.address = ""  # that asks, where proxies are trusted or addresses limited; else the client's
         self.phase = "admit"
         self.tenant = ""  # who asks, where relayd authenticates

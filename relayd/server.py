@@ -107,6 +107,9 @@ class Gateway:
         self.metrics = Metrics(self.workers, lambda worker: worker.up and not is_resting(worker, now_ns()))
         if self.access_log is not None:
             self.metrics.dropped_lines = self.access_log.dropped
+        if self.authenticator is not None:
+            self.metrics.unauthorized = self.authenticator.refused
+            self.metrics.jwks_age_s = self._keys_age_s
         self.books = Books(self.metrics, self.fleet, self.access_log, self.pseudonym)
         self.discovery = Discovery(self.fleet, self.tls, log.warning)
         limiter = (
@@ -207,6 +210,10 @@ class Gateway:
         self.settings = self.status.settings = changed
         self.metrics.reload_failed = False
         log.info("settings read again%s", f"; a restart is needed for: {', '.join(kept)}" if kept else "")
+
+    def _keys_age_s(self) -> float | None:
+        known = self.authenticator is not None and self.authenticator.source is not None
+        return self.authenticator.keys_age_s if known and self.authenticator is not None else None
 
     def reopen_logs(self) -> None:
         """Open log files anew: they have been moved away."""

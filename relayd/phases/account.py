@@ -60,10 +60,6 @@ class Books:
         """A request went over a limit of relayd's own; `ended` counts those that were answered so."""
         bump(self.metrics.limited, code)
 
-    def unauthorized(self, reason: str) -> None:
-        """A credential was refused, for a reason out of a table."""
-        bump(self.metrics.unauthorized, reason)
-
     def ended(self, exchange: Exchange, code: int, outcome: str, leg: Leg | None) -> Cost | None:
         """An exchange has ended; `leg` is the last one that tried to answer, if one did.
 

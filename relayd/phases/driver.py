@@ -500,9 +500,10 @@ class Driver:
         exchange.ended = True
         self.held_bytes -= exchange.held_bytes
         exchange.phase = "ended"
+        cost = self.books.ended(exchange, code, outcome, leg)
         if self.limiter is not None and exchange.grant is not None:
-            settle(exchange, leg, self.limiter, now_ns(), self.wall())
-        self.books.ended(exchange, code, outcome, leg)
+            answered = leg is not None and leg.response is not None and leg.status < 400
+            settle(exchange, cost if answered else None, self.limiter, now_ns(), self.wall())
         exchange.door.exchange_ended(exchange)
 
 

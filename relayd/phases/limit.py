@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relayd._fast.leg import Leg
+from relayd._fast.meters import Cost
 from relayd.faults import Fault, fault
 from relayd.limits.scopes import Denial
 from relayd.limits.tenants import Limiter
@@ -31,22 +31,13 @@ def denied(denial: Denial) -> Fault:
     return fault(denial.code, denial.detail, retry_after_s=denial.retry_after_s)
 
 
-def settle(exchange: Exchange, leg: Leg | None, limiter: Limiter, now_ns: int, now_wall: float) -> None:
+def settle(exchange: Exchange, cost: Cost | None, limiter: Limiter, now_ns: int, now_wall: float) -> None:
     """Give back what was granted and not used.  What no worker was asked for has used nothing."""
-    if exchange.tried:
-        limiter.settle(exchange.grant, used_tokens(exchange, leg), now_ns, now_wall)
-    else:
+    if not exchange.tried:
         limiter.refund(exchange.grant, now_ns, now_wall)
-
-
-def used_tokens(exchange: Exchange, leg: Leg | None) -> int | None:
-    """Return the tokens that a request has used, None where the reservation is the best estimate."""
-    if leg is None or leg.response is None or leg.status >= 400:
-        return 0
-    given, written, cached, cache_write = leg.tokens[:4]
-    if given is None and written is None:
-        return exchange.facts.prompt_tokens + leg.events if leg.streaming else None
-    used: int = (given or 0) + (written or 0)
-    if exchange.route.uncached_input:
-        used += (cached or 0) + (cache_write or 0)
-    return used
+    elif cost is None:
+        limiter.settle(exchange.grant, 0, now_ns, now_wall)
+    elif cost.input < 0 and cost.output < 0:
+        limiter.settle(exchange.grant, None, now_ns, now_wall)  # nobody knows: the estimate stands
+    else:
+        limiter.settle(exchange.grant, max(cost.input, 0) + max(cost.output, 0), now_ns, now_wall)

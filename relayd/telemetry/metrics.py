@@ -71,7 +71,7 @@ class Metrics:
         self.decision = Histogram(FINE_BUCKETS)
         self.disconnects: Counter[str] = Counter()
         self.limited: Counter[str] = Counter()  # requests over a limit of relayd's own, by the fault's code
-        self.unauthorized: Counter[str] = Counter()  # credentials that were refused, by why
+        self.unauthorized: dict[str, int] = {}  # credentials that were refused, by why
         self.retries = 0
         self.reload_failed = False
         self.connections = 0

@@ -9,6 +9,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
 from relayd.admin.app import make_app
+from relayd.admin.status import Status
+from relayd.config import Settings
 from relayd.telemetry.metrics import Metrics
 
 WELL = [("accepting", True), ("workers", True)]
@@ -16,7 +18,7 @@ DRAINING = [("accepting", False), ("workers", True)]
 NOBODY = [("accepting", False), ("workers", False)]
 
 
-def ask(path: str, checks=WELL, method: str = "GET") -> tuple[int, str, str]:
+def ask(path: str, checks=WELL, method: str = "GET", headers=None) -> tuple[int, str, str]:
     """Return (status, text, content type) of one request."""
 
     async def look() -> list[tuple[str, bool]]:
@@ -24,8 +26,9 @@ def ask(path: str, checks=WELL, method: str = "GET") -> tuple[int, str, str]:
 
     async def run():
         metrics = Metrics([], lambda worker: True)
-        async with TestClient(TestServer(make_app(metrics, look))) as client:
-            answer = await client.request(method, path)
+        status = Status(Settings(), [], metrics, None, None)
+        async with TestClient(TestServer(make_app(metrics, look, status))) as client:
+            answer = await client.request(method, path, headers=headers)
             return answer.status, await answer.text(), answer.headers.get("Content-Type", "")
 
     return asyncio.run(run())
