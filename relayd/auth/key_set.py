@@ -161,6 +161,8 @@ def check_key(material: Any, algorithm: object, algorithms: Sequence[str]) -> Ke
     """Return a Key of a public key object, for what it is for and, if it says so, for `algorithm` only."""
     fitting = "EdDSA" if isinstance(material, Ed25519PublicKey) else None
     if isinstance(material, RSAPublicKey):
+        if material.public_numbers().n % 2 == 0:
+            raise Unusable("has an even modulus")
         if material.key_size not in RSA_BITS:
             raise Unusable(f"has {material.key_size} bits; RSA keys need {RSA_BITS[0]} to {RSA_BITS[-1]}")
         fitting = "RS256"

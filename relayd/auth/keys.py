@@ -95,9 +95,7 @@ def entries_of(path: str, data: bytes) -> list[yaml.Node]:
     except UnicodeDecodeError:
         raise SettingError(f"{SETTING}: {path} is not UTF-8") from None
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise SettingError(f"{SETTING}: {path}{place}: {error.problem or error.context}") from None
+        raise SettingError(f"{SETTING}: {path}{why_not_yaml(error, data)}") from None
     except yaml.YAMLError:
         raise SettingError(f"{SETTING}: {path} has characters that YAML does not allow") from None
     if root is None:
@@ -105,6 +103,17 @@ def entries_of(path: str, data: bytes) -> list[yaml.Node]:
     if not isinstance(root, yaml.SequenceNode):
         raise SettingError(f"{SETTING}: {path} is not a list; write `- sha256: ...` for each key")
     return list(root.value)
+
+
+def why_not_yaml(error: yaml.MarkedYAMLError, data: bytes) -> str:
+    """Return where and why a text is not YAML."""
+    mark = error.problem_mark or error.context_mark
+    if mark is None:
+        return f": {error.problem or error.context}"
+    line = data.decode().splitlines()[mark.line : mark.line + 1]
+    is_tab = line and line[0][mark.column : mark.column + 1] == "\t"
+    why = "a tab, where YAML wants spaces" if is_tab else error.problem or error.context
+    return f":{mark.line + 1}:{mark.column + 1}: {why}"
 
 
 def read_entry(entry: yaml.Node) -> tuple[bytes, Granted]:

@@ -57,13 +57,7 @@ def decode_object(data: bytes) -> dict[str, Any]:
         text = data.decode()
         if depth_of(text) > DEEPEST:
             raise StrictError("nested too deeply")
-        found = json.loads(
-            text,
-            object_pairs_hook=_unique,
-            parse_constant=_no_number,
-            parse_int=_read_int,
-            parse_float=_read_float,
-        )
+        found = _DECODER.decode(text)
     except (UnicodeDecodeError, json.JSONDecodeError):
         raise StrictError("not JSON") from None
     if not isinstance(found, dict):
@@ -102,3 +96,8 @@ def _read_float(text: str) -> float:
     if not math.isfinite(number):
         raise StrictError("a number is too long or too large")
     return number
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_constant=_no_number, parse_int=_read_int, parse_float=_read_float
+)
