@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import io
 import json
+import math
 import os
 import secrets
 import stat
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("verify", "say whether a credential is good, whose it is or what is wrong", add_verify, verify),
         ("hash-key", "print the entry of an API key for the keys file", add_hash_key, hash_key),
     ):
-        subparser = parts.add_parser(name, help=meaning, description=meaning)
+        subparser = parts.add_parser(name, help=meaning, description=meaning, allow_abbrev=False)
         declare(subparser)
         subparser.set_defaults(do=part)
 
@@ -114,8 +115,9 @@ def read_signer(args: argparse.Namespace) -> Signer:
         secret = read_private("--secret-file", args.secret_file).decode("utf-8", "surrogateescape")
         key = read_secret_key("--secret-file", secret.rstrip("\r\n"))
         return Signer(key.algorithm, key.material)
+    data = read_private("--key-file", args.key_file)
     try:
-        private: Any = load_pem_private_key(read_private("--key-file", args.key_file), password=None)
+        private: Any = load_pem_private_key(data, password=None)
         return Signer(check_key(private.public_key(), None, tuple(ALGORITHMS)).algorithm, private)
     except (ValueError, TypeError, AttributeError, UnsupportedAlgorithm):
         raise SettingError(
@@ -179,13 +181,22 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="a setting by its path; may be repeated",
     )
-    parser.add_argument("--now", type=float, metavar="EPOCH", help="the time to judge by, in seconds (now)")
+    parser.add_argument(
+        "--now", type=read_time, metavar="EPOCH", help="the time to judge by, in seconds (now)"
+    )
     parser.add_argument(
         "--jsonl",
         metavar="FILE|-",
         help='a file with one credential a line: "TOKEN", or {"authorization": "Bearer ..."}, or '
         '{"x-api-key": "..."}; without it, one token or key on standard input',
     )
+
+
+def read_time(text: str) -> float:
+    """Return a time in seconds; ValueError is argparse's word for what is none."""
+    if not math.isfinite(float(text)):
+        raise ValueError
+    return float(text)
 
 
 def load_settings(path: str, assignments: Iterable[str]) -> Settings:
