@@ -243,11 +243,13 @@ def read_key_source(text: str) -> str:
     """Return the URL or the path of a file that public keys come from; http:// is for this machine only."""
     if "://" not in text:
         return text
-    url = read_url(text)
-    host = re.sub(r":[0-9]+$", "", url.split("/")[2])
+    url, _, query = text.partition("?")  # some issuers publish keys by policy or application: keys?p=NAME
+    host = re.sub(r":[0-9]+$", "", read_url(url).split("/")[2])
     if url.startswith("http:") and not is_loopback(host):
         raise SettingError(f"{quoted(text)}: whoever is on the way could send other keys; use https://")
-    return url
+    if not re.fullmatch(r"[!-~]*", query):
+        raise SettingError(f"{quoted(text)}: what follows ? is printable ASCII without spaces")
+    return text
 
 
 # --- secrets ----------------------------------------------------------------------------------------

@@ -102,6 +102,8 @@ GOOD = [
     (read_path, "/etc/relayd/a b.pem", "/etc/relayd/a b.pem"),
     (read_key_source, "keys.json", "keys.json"),
     (read_key_source, "https://id.example.com/jwks", "https://id.example.com/jwks"),
+    (read_key_source, "https://id.example.com/jwks/", "https://id.example.com/jwks/"),
+    (read_key_source, "https://id.example.com/keys?p=a@b", "https://id.example.com/keys?p=a@b"),
     (read_key_source, "http://127.0.0.1:8081/jwks", "http://127.0.0.1:8081/jwks"),
     (read_key_source, "http://[::1]:8081/jwks", "http://[::1]:8081/jwks"),
     (read_name, "org/llama-3.1:70b_x", "org/llama-3.1:70b_x"),

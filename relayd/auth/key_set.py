@@ -8,8 +8,6 @@ with which everybody can sign.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -24,14 +22,13 @@ from jwt.exceptions import InvalidKeyError
 
 from relayd.auth.jwt import ALGORITHMS, Key
 from relayd.auth.strict import StrictError, decode_base64url, decode_object
-from relayd.readers import SettingError
+from relayd.readers import Secret, SettingError, decode_secret, read_jwt_secret
 
 LARGEST_DOCUMENT = 256 << 10  # bytes
 MOST_KEYS = 100
 LONGEST_KID = 255
 RSA_BITS = range(2048, 8193)  # RFC 7518 3.3 for the least; more costs milliseconds a token
 LARGEST_EXPONENT = (1 << 32) - 1
-SHORTEST_SECRET = 32  # bytes, RFC 7518 3.2
 
 
 class KeySetError(Exception):
@@ -192,36 +189,19 @@ def read_public_key(pem: bytes, algorithms: Sequence[str]) -> Key:
     return check_key(material, None, algorithms)
 
 
-def read_secret_key(setting: str, secret: str) -> Key:
-    """Return the HS256 key of a secret's text.
+def read_secret_key(setting: str, secret: Secret) -> Key:
+    """Return the HS256 key of a secret.
 
     Raises:
         SettingError: it is too short, not what its prefix says, or a public key.
     """
-    key = secret_bytes(setting, secret)
-    if len(key) < SHORTEST_SECRET:
-        raise SettingError(
-            f"{setting}: it has {len(key)} bytes and needs {SHORTEST_SECRET} or more: openssl rand -hex 32, "
-            'and "hex:" before it'
-        )
     try:
+        key = decode_secret(read_jwt_secret(secret.reveal()))
         ALGORITHMS["HS256"].prepare_key(key)
+    except SettingError as error:
+        raise SettingError(f"{setting}: {error}") from None
     except InvalidKeyError:
         raise SettingError(
             f"{setting}: that is a key of another algorithm, which others may know; see auth.jwt.public_key"
         ) from None
     return Key("HS256", key)
-
-
-def secret_bytes(setting: str, secret: str) -> bytes:
-    """Return the bytes that a secret's text stands for."""
-    prefix, colon, rest = secret.partition(":")
-    try:
-        if colon and prefix == "hex":
-            return bytes.fromhex(rest)
-        if colon and prefix == "base64":
-            plain = rest.replace("-", "+").replace("_", "/").rstrip("=")
-            return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
-    except (ValueError, binascii.Error):
-        raise SettingError(f"{setting}: what follows {prefix}: is not {prefix}") from None
-    return secret.encode("utf-8", "surrogateescape")

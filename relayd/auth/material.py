@@ -6,7 +6,6 @@ SettingError, and what was there before goes on.
 
 from __future__ import annotations
 
-import ipaddress
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -22,7 +21,7 @@ from relayd.auth.key_set import (
 )
 from relayd.auth.keys import NO_KEYS, ApiKeys, read_keys
 from relayd.config import Auth, Jwt
-from relayd.readers import SettingError
+from relayd.readers import SettingError, is_loopback
 
 LARGEST_PEM = 64 << 10  # bytes
 
@@ -111,7 +110,7 @@ def read_document(jwt: Jwt, warnings: list[str]) -> Keyring:
 
 def with_secret(ring: Keyring, jwt: Jwt) -> Keyring:
     """Return `ring` and the secret, which is alone only where no public keys are configured."""
-    key = read_secret_key("auth.jwt.secret", jwt.secret.reveal())
+    key = read_secret_key("auth.jwt.secret", jwt.secret)
     if not jwt.secret_kid:
         return Keyring(only=key, nameless=True)
     return Keyring({**ring.by_kid, jwt.secret_kid: key}, None if jwt.jwks else key)
@@ -130,14 +129,6 @@ def check_url(url: str) -> None:
         raise SettingError("auth.jwt.jwks: a URL with a user name in it would end up in logs")
     if parts.scheme == "http" and not is_loopback(host):
         raise SettingError(f"auth.jwt.jwks: {url}: keys that come without https can be anybody's")
-
-
-def is_loopback(host: str) -> bool:
-    """True if what listens there is on this machine."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def is_wanted(settings: Auth) -> bool:

@@ -17,7 +17,7 @@ import secrets
 import stat
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -31,9 +31,9 @@ from relayd.auth.key_set import Unusable, check_key, read_secret_key
 from relayd.auth.keys import read_end
 from relayd.auth.material import is_wanted
 from relayd.auth.strict import encode_base64url
-from relayd.config import Settings
 from relayd.net import fetch
-from relayd.readers import SettingError, read_duration, read_name
+from relayd.readers import Secret, SettingError, read_duration, read_name
+from relayd.settings_file import load as load_settings
 
 HELP = "make, check and hash credentials"
 EXIT_SETTINGS = 1
@@ -113,7 +113,7 @@ def read_signer(args: argparse.Namespace) -> Signer:
     """Return what signs, from the file that was named."""
     if args.secret_file is not None:
         secret = read_private("--secret-file", args.secret_file).decode("utf-8", "surrogateescape")
-        key = read_secret_key("--secret-file", secret.rstrip("\r\n"))
+        key = read_secret_key("--secret-file", Secret(secret.rstrip("\r\n")))
         return Signer(key.algorithm, key.material)
     data = read_private("--key-file", args.key_file)
     try:
@@ -199,16 +199,9 @@ def read_time(text: str) -> float:
     return float(text)
 
 
-def load_settings(path: str, assignments: Iterable[str]) -> Settings:
-    """Return the settings of a file."""
-    from relayd.settings_file import load
-
-    return load(path, tuple(assignments))
-
-
 def verify(args: argparse.Namespace) -> int:
     """Print a verdict for each credential; 0 if all were looked at, or if the single one is good."""
-    settings = load_settings(args.config, args.set).auth
+    settings = load_settings(args.config, args.set, insecure=True).auth
     if not is_wanted(settings):
         raise SettingError("auth: neither tokens nor keys are configured, so every request is let in")
     return asyncio.run(verify_all(Authenticator(settings, fetch=fetch), args))

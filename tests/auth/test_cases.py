@@ -8,9 +8,7 @@ import pytest
 
 from relayd.__main__ import main
 from relayd.auth.base import Refused, Tenant
-from relayd.commands import token as command
-from relayd.config import Auth, Settings
-from tests.auth.stage import CASE_KEYS, CASES, authenticator, case_settings
+from tests.auth.stage import CASE_KEYS, CASES, authenticator, case_settings, write
 
 
 def header_of(case: dict) -> bytes:
@@ -31,9 +29,23 @@ def test_a_case_has_its_outcome(who, case):
         assert isinstance(verdict, Tenant if case["expect"] == "accept" else Refused), verdict
 
 
-def test_verify_says_the_same(monkeypatch, tmp_path, capsys):
-    settings = Settings(auth=Auth(jwt=case_settings(tmp_path)))
-    monkeypatch.setattr(command, "load_settings", lambda path, assignments: settings)
+SETTINGS = f"""
+workers: {{w: {{url: "http://127.0.0.1:1"}}}}
+auth:
+  jwt:
+    algorithms: [RS256, HS256]
+    jwks: jwks.json
+    secret: hex:{CASE_KEYS["hs_secret_hex"]}
+    secret_kid: {CASE_KEYS["hs_kid"]}
+    issuer: {CASE_KEYS["issuer"]}
+    audience: {CASE_KEYS["audience"]}
+    leeway: {CASE_KEYS["leeway"]}s
+"""
+
+
+def test_verify_says_the_same(tmp_path, capsys):
+    case_settings(tmp_path)  # writes jwks.json
+    config = write(tmp_path / "relayd.yaml", SETTINGS)
     lines = [
         {"authorization": case["authorization"]} if "authorization" in case else case["token"]
         for case in CASES
@@ -41,7 +53,7 @@ def test_verify_says_the_same(monkeypatch, tmp_path, capsys):
     asked = tmp_path / "asked.jsonl"
     asked.write_text("\n".join(map(json.dumps, lines)))
     now = str(CASE_KEYS["now"])
-    assert main(["token", "verify", "--config", "-", "--now", now, "--jsonl", str(asked)]) == 0
+    assert main(["token", "verify", "--config", config, "--now", now, "--jsonl", str(asked)]) == 0
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [verdict["ok"] for verdict in said] == [case["expect"] == "accept" for case in CASES]
     assert all(verdict["reason"] if not verdict["ok"] else verdict["tenant"] for verdict in said)

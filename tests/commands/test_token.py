@@ -53,7 +53,7 @@ def configured(monkeypatch):
     """Let --config mean these settings."""
 
     def use(auth: Auth) -> None:
-        monkeypatch.setattr(command, "load_settings", lambda path, assignments: Settings(auth=auth))
+        monkeypatch.setattr(command, "load_settings", lambda path, assignments, insecure: Settings(auth=auth))
 
     return use
 
@@ -88,8 +88,8 @@ def test_a_token_signed_with_a_secret_is_taken(says, tmp_path, text):
 @pytest.mark.parametrize(
     ("content", "option", "why"),
     [
-        (b"short", "--secret-file", "5 bytes"),
-        (b"hex:zz", "--secret-file", "not hex"),
+        (b"short", "--secret-file", "too short"),
+        (b"hex:zz", "--secret-file", "after hex:"),
         (b"", "--key-file", "no PEM private key"),
         (pem(RSA), "--key-file", "no PEM private key"),
         (private_pem(rsa.generate_private_key(65537, 1024)), "--key-file", "1024 bits"),
@@ -233,7 +233,7 @@ def test_settings_without_auth_verify_nothing(says, configured):
 
 
 def test_settings_that_cannot_be_used(says, monkeypatch):
-    def broken(path, assignments):
+    def broken(path, assignments, insecure):
         raise SettingError("f:1:1: broken")
 
     monkeypatch.setattr(command, "load_settings", broken)
