@@ -421,3 +421,22 @@ def test_nothing_that_comes_is_an_exception(fuzzed, authorization, api_key, now)
         assert KEY in (authorization or api_key or b"") or TOKEN in (authorization or b"")
     else:
         assert verdict.reason in REASONS
+
+
+def test_the_page_has_every_reason():
+    page = (Path(__file__).parents[2] / "docs" / "auth.md").read_text()
+    for reason, meaning in REASONS.items():
+        assert f"| `{reason}` | {meaning} |" in page
+
+
+def test_knows_what_was_found_good(who):
+    header = b"Bearer " + TOKEN
+    assert not who.knows(header, None, NOW)
+    assert not who.knows(None, None, NOW)
+    who.check(header, None, NOW)
+    who.check(b"Bearer x", None, NOW)
+    assert who.knows(header, None, NOW)
+    assert not who.knows(None, header, NOW)
+    assert not who.knows(header, None, NOW + 630)
+    assert not who.knows(b"Bearer x", None, NOW)
+    assert not who.knows(b"x" * 80_000, None, NOW)
