@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 import orjson
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 def as_json(file: str, problems: list[Problem], ok: bool) -> str:
     """Return the outcome for programs."""
+    file = os.fsencode(file).decode("utf-8", "replace")
     names = ("severity", "line", "column", "path", "message", "hint")
     rows = [{"file": file, **{name: getattr(problem, name) for name in names}} for problem in problems]
     return orjson.dumps({"ok": ok, "problems": rows}).decode()

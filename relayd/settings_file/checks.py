@@ -321,8 +321,8 @@ def check_times(view: View) -> None:
     if not view.settings.drain_timeout:
         view.warn(
             ("drain_timeout",),
-            "a stop takes as long as the longest request, and what started relayd may not wait",
-            "write less than systemd's TimeoutStopSec, 90s unless set",
+            "a stop takes as long as the longest request",
+            "write less than what started relayd waits for it: systemd does for 90s unless told otherwise",
         )
 
 

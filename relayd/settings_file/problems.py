@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from relayd.readers import LONGEST_QUOTE
+
 MOST_PROBLEMS = 100  # a file with more is another kind of file
 
 Path = tuple[str | int, ...]
@@ -96,6 +98,12 @@ def is_above(path: Path, other: Path) -> bool:
 
 
 def dotted(path: Sequence[str | int]) -> str:
-    """Return a path as people write it: models.llama.targets[0].worker."""
-    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in path]
+    """Return a path as people write it, such as models.llama.targets[0].worker, printable and on one line."""
+    parts = [f"[{part}]" if isinstance(part, int) else f".{printable(part)}" for part in path]
     return "".join(parts).removeprefix(".")
+
+
+def printable(name: str) -> str:
+    """Return a key as it may be printed."""
+    shown = name if name.isprintable() else ascii(name)
+    return shown if len(shown) <= LONGEST_QUOTE else shown[:LONGEST_QUOTE] + "..."
