@@ -20,7 +20,7 @@ from relayd.settings_file.excerpts import MASK
 from relayd.settings_file.fill import Filler
 from relayd.settings_file.problems import MOST_PROBLEMS, Problems
 from relayd.settings_file.text import MOST_BYTES, compose, read_text
-from relayd.settings_file.walk import MOST_VISITS, Walk, declared
+from relayd.settings_file.walk import Walk, declared
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -346,6 +346,13 @@ def test_what_is_secret_or_comes_from_elsewhere_is_never_shown(
     assert CANARY not in said
 
 
+def test_no_hint_is_made_from_what_comes_from_elsewhere(written, monkeypatch):
+    monkeypatch.setenv("POLICY", "least_con")
+    (problem,) = errors_of(written(WORKER + "policy: ${POLICY}\n"))
+    assert problem.message == "there is no policy '${POLICY}'"
+    assert "did you mean" not in problem.hint
+
+
 def test_a_secret_is_masked_and_the_rest_of_its_line_is_not(written):
     path = written(WORKER[:-2].replace("'http", "'ftp").replace("}", ", key: 'sk-1'}") + "}\n")
     problem = errors_of(path)[0]
@@ -501,12 +508,14 @@ def test_a_billion_laughs_are_few(written):
     assert len(errors_of(written("\n".join(lines)))) == 30
 
 
-def test_aliases_multiply_no_further_than_a_bound(written):
-    rows = ", ".join(f"{{worker: w, model: m{number}}}" for number in range(500))
-    models = "".join(f"  n{number}: {{targets: *rows}}\n" for number in range(MOST_VISITS // 1000))
+def test_aliases_multiply_no_further_than_a_bound(written, monkeypatch):
+    rows = ", ".join(f"{{worker: w, model: m{number}}}" for number in range(20))
+    models = "".join(f"  n{number}: {{targets: *rows}}\n" for number in range(20))
     path = written(WORKER + f"models:\n  m: {{targets: &rows [{rows}]}}\n{models}")
+    assert read_file(path)[0] is not None
+    monkeypatch.setattr("relayd.settings_file.walk.MOST_VISITS", 1000)
     (problem,) = errors_of(path)
-    assert "more than 100,000 values" in problem.message
+    assert "more than 1,000 values" in problem.message
 
 
 def test_an_alias_of_itself_ends(written):
@@ -736,6 +745,18 @@ def test_an_assignment_is_judged_with_the_file(written):
         load(path, ["listen=0.0.0.0:80"])
     with pytest.raises(SettingError, match="there is no setting"):
         load(path, ["polcy=x"])
+
+
+def test_an_assignment_has_no_place_in_the_file(written, monkeypatch):
+    monkeypatch.setenv("POLICY", "least_conn")
+    path = written(WORKER + "policy: ${POLICY}\n")
+    (problem,) = problems_of(path, assignments=["policy=x"])
+    assert (problem.line, problem.message) == (0, "there is no policy 'x'")
+
+
+def test_an_assignment_is_warned_of_as_a_line_is(written):
+    (problem,) = problems_of(written(WORKER), assignments=["first_token=2h"])
+    assert problem.path == "resilience.timeouts.first_token"
 
 
 def test_load_names_every_error_and_no_warning(written):
