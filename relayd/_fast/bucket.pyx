@@ -78,7 +78,7 @@ cdef class Rate:
             room = LONGEST - (max(seen, now) - now)
             if room <= 0:
                 return
-            more = units * self.interval if units < room // self.interval else room
+            more = units * self.interval if units <= room // self.interval else room
             if swap(full_at, &seen, max(seen, now) + more, False, RELAXED, RELAXED):
                 return
 

@@ -28,7 +28,7 @@ from relayd.limits.scopes import Denial, Scope, Tables, Tenant
 SLOTS = 1 << 16  # tenants that are remembered by each limit
 KNOWN_AT_MOST = 4096  # tenants whose names and keys are kept at hand
 SHOWN_AT_MOST = 1000
-TOKENS_AT_MOST = 1 << 53  # that one request is believed to use
+TOKENS_AT_MOST = 1_000_000_000  # that one request is believed to use
 MS = 1_000_000
 
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 from math import gcd
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
@@ -32,6 +32,7 @@ class Model:
         self.a_unit = Fraction(period_ns, count)
         self.burst = burst
         self.full_at = Fraction(START)
+        self.longest_debt = Fraction(1 << 61, count // gcd(count, period_ns))
 
     def take(self, cost: int, now: int) -> int:
         if cost > self.burst:
@@ -43,12 +44,26 @@ class Model:
         self.full_at = full_at
         return 0
 
+    def wait(self, cost: int, now: int) -> int:
+        if cost > self.burst:
+            return -1
+        missing = max(self.full_at - now, Fraction(0)) + (cost - self.burst) * self.a_unit
+        return max(0, -(-missing.numerator // missing.denominator))
+
+    def charge(self, units: int, now: int) -> None:
+        charged = max(self.full_at, Fraction(now)) + units * self.a_unit
+        self.full_at = max(self.full_at, min(charged, now + self.longest_debt))
+
     def give_back(self, units: int) -> None:
         self.full_at -= units * self.a_unit
 
     def left(self, now: int) -> int:
         behind = max(self.full_at - now, Fraction(0))
-        return int((self.burst * self.a_unit - behind) // self.a_unit)
+        return max(0, int((self.burst * self.a_unit - behind) // self.a_unit))
+
+    def full_in(self, now: int) -> int:
+        behind = max(self.full_at - now, Fraction(0))
+        return -(-behind.numerator // behind.denominator)
 
 
 def test_a_hundred_at_once_and_a_hundred_a_second_after():
@@ -96,6 +111,50 @@ def test_what_is_given_back_can_be_had_again_and_no_more_than_that():
     assert [table.take(KEY, 10, START), table.take(KEY, 1, START) > 0] == [0, True]
 
 
+def test_what_is_charged_beyond_the_bucket_is_a_debt_that_time_pays():
+    table = buckets(10, S, 10)
+    table.take(KEY, 10, START)
+    table.charge(KEY, 25, START)
+    assert table.left(KEY, START) == 0
+    assert table.full_in(KEY, START) == 3_500_000_000
+    assert table.take(KEY, 1, START) == table.wait(KEY, 1, START) == 2_600_000_000
+    assert table.take(KEY, 0, START) == 2_500_000_000
+    assert table.take(KEY, 1, START + 2_600_000_000) == 0
+
+
+@pytest.mark.parametrize(("count", "period_ns"), [(1, S), (7919, S), (1, 86_400 * S), (10**15, S)])
+def test_a_debt_has_an_end_however_much_is_charged(count, period_ns):
+    table = buckets(count, period_ns, 1)
+    for now in (START, START + 1, START + 10**15):
+        for _ in range(5):
+            table.charge(KEY, (1 << 63) - 1, now)
+            assert 1 << 54 < table.take(KEY, 1, now) <= 1 << 62
+            assert table.left(KEY, now) == 0
+        table.give_back(KEY, 1)
+
+
+def test_looking_at_a_key_and_giving_back_for_one_that_was_forgotten_make_no_slot():
+    table = buckets(1, S, 10, slots=8)
+    for number in range(1, 9):
+        table.take(key(number), 5, START)
+    for number in range(11, 30):
+        assert table.left(key(number), START) == 10
+        assert table.wait(key(number), 10, START) == 0
+        assert table.full_in(key(number), START) == 0
+        table.give_back(key(number), 5)
+    assert table.forgotten == 0
+    assert [table.left(key(number), START) for number in range(1, 9)] == [5] * 8
+
+
+def test_tables_on_the_same_memory_are_one_table():
+    memory = bytearray(64 * Buckets.SLOT_SIZE)
+    rate = Rate(1, S, 3, START)
+    one, other = Buckets(rate, memory), Buckets(rate, memory)
+    assert [one.take(KEY, 2, START), other.take(KEY, 1, START), one.take(KEY, 1, START)] == [0, 0, S]
+    other.give_back(KEY, 3)
+    assert one.left(KEY, START) == 3
+
+
 def test_one_key_knows_nothing_of_another():
     table = buckets(1, S, 1)
     assert [table.take(key(number), 1, START) for number in range(1, 30)] == [0] * 29
@@ -140,6 +199,10 @@ def test_keys_and_costs_are_checked():
         table.take(b"short", 1, START)
     with pytest.raises(ValueError, match="negative"):
         table.take(KEY, -1, START)
+    with pytest.raises(ValueError, match="negative"):
+        table.wait(KEY, -1, START)
+    with pytest.raises(ValueError, match="negative"):
+        table.charge(KEY, -1, START)
     with pytest.raises(ValueError, match="given back"):
         table.give_back(KEY, 2)
 
@@ -150,7 +213,7 @@ PERIODS = st.sampled_from([S, 60 * S, 3600 * S, 86_400 * S])
 
 
 class Story(RuleBasedStateMachine):
-    """Anything may be taken, given back and looked at, in any order, as time passes."""
+    """Anything may be taken, charged, given back and looked at, in any order, as time passes."""
 
     @initialize(count=st.integers(1, 100_000_000), period=PERIODS, burst=st.integers(1, 10_000))
     def begin(self, count, period, burst) -> None:
@@ -168,6 +231,11 @@ class Story(RuleBasedStateMachine):
         if got == 0:
             self.taken = cost
 
+    @rule(units=st.integers(0, 50_000))
+    def charge(self, units) -> None:
+        self.table.charge(KEY, units, self.now)
+        self.model.charge(units, self.now)
+
     @rule(units=st.integers(0, 12_000))
     def give_back(self, units) -> None:
         units = min(units, self.taken)
@@ -179,13 +247,41 @@ class Story(RuleBasedStateMachine):
     def time_passes(self, passed) -> None:
         self.now += passed
 
-    @rule()
-    def look(self) -> None:
+    @rule(cost=st.integers(0, 12_000))
+    def look(self, cost) -> None:
         assert self.table.left(KEY, self.now) == self.model.left(self.now)
+        assert self.table.wait(KEY, cost, self.now) == self.model.wait(cost, self.now)
+        assert self.table.full_in(KEY, self.now) == self.model.full_in(self.now)
 
 
 def test_any_story():
     run_state_machine_as_test(Story)
+
+
+STEP = st.tuples(st.integers(1, 40), st.sampled_from(["take", "charge", "give back"]), st.integers(0, 12))
+
+
+@given(st.lists(STEP, max_size=200))
+@settings(deadline=None)
+def test_in_a_table_that_is_too_small_nobody_is_denied_what_he_could_have_had(steps):
+    table, models, held, now = buckets(10, S, 10, slots=8), {}, {}, START
+    for number, what, units in steps:
+        model = models.setdefault(number, Model(10, S, 10))
+        if what == "take":
+            if table.take(key(number), units, now) == 0:
+                held[number] = held.get(number, 0) + units
+                model.charge(units, now)  # whether it had them or not
+            else:
+                assert model.wait(units, now) != 0
+        elif what == "charge":
+            table.charge(key(number), units, now)
+            model.charge(units, now)
+        else:
+            units = min(units, held.get(number, 0), 10)
+            held[number] = held.get(number, 0) - units
+            table.give_back(key(number), units)
+            model.give_back(units)
+        now += 7_000_000
 
 
 @given(st.integers(1, 10_000_000), PERIODS)
