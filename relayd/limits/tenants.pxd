@@ -16,7 +16,7 @@ cdef class Limiter:
     cdef readonly dict tiers
     cdef readonly Scope default
     cdef bytes _secret
-    cdef dict _known
+    cdef readonly dict known
 
     cpdef Scope tier(self, str name)
 

@@ -53,7 +53,7 @@ class Limiter:
         self.tiers = {name: Scope(name, tier, tables) for name, tier in tiers.items()}
         self.default = self.tiers.get("default") or Scope("", Tier(), tables)
         self._secret = os.urandom(16)
-        self._known: dict[str, Tenant] = {}
+        self.known: dict[str, Tenant] = {}
 
     def tier(self, name: str) -> Scope:
         """Return the limits of a tier; of `default` if there is none of that name; none without that."""
@@ -161,26 +161,26 @@ class Limiter:
 
     def usage(self, now_ns: int, now_wall: float) -> list[Use]:
         """Return what the tenants seen last have, latest first."""
-        latest = nlargest(SHOWN_AT_MOST, self._known.values(), key=seen)
+        latest = nlargest(SHOWN_AT_MOST, self.known.values(), key=seen)
         return [use_of(tenant, tenant.tier or self.default, now_ns, now_wall) for tenant in latest]
 
     # -- who they are
 
     def _tenant(self, name: str) -> Tenant:
-        return self._known.get(name) or self._learn(name)
+        return self.known.get(name) or self._learn(name)
 
     def _learn(self, name: str) -> Tenant:
         """Return a tenant that is not at hand.
 
         Its key is a keyed hash, so that nobody can choose names which push each other out of a table.
         """
-        if len(self._known) >= KNOWN_AT_MOST:
-            latest = nlargest(KNOWN_AT_MOST // 2, self._known.values(), key=seen)
-            self._known = {tenant.name: tenant for tenant in latest}
+        if len(self.known) >= KNOWN_AT_MOST:
+            latest = nlargest(KNOWN_AT_MOST // 2, self.known.values(), key=seen)
+            self.known = {tenant.name: tenant for tenant in latest}
         encoded = name.encode("utf-8", "surrogatepass")
         key = hashlib.blake2b(encoded, digest_size=16, key=self._secret).digest()
         tenant = Tenant(name, int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little"))
-        self._known[name] = tenant
+        self.known[name] = tenant
         return tenant
 
 
