@@ -1,4 +1,4 @@
-"""A tenant has what its tier allows, whatever happens in whatever order, as a model says that counts slowly."""
+"""A tenant has what its tier allows, whatever happens in whatever order: as a slow model counts it."""
 
 from __future__ import annotations
 
