@@ -16,6 +16,7 @@ cdef enum:
 
 cdef class Histogram:
     cdef readonly tuple bounds              # upper bounds in seconds, rising
+    cdef tuple names                        # ... as text
     cdef int size
     cdef int64_t[BUCKETS_AT_MOST] limits_ns
     cdef uint64_t[BUCKETS_AT_MOST] counts   # counts[size] is beyond the last bound

@@ -21,6 +21,7 @@ cdef class Histogram:
         if not 0 < len(self.bounds) < BUCKETS_AT_MOST or list(self.bounds) != sorted(set(self.bounds)):
             raise ValueError("bounds must rise, and be 1 to 39 of them")
         self.size = len(self.bounds)
+        self.names = tuple([f"{bound:g}" for bound in self.bounds])
         for i in range(self.size):
             self.limits_ns[i] = <int64_t> (self.bounds[i] * 1e9)
         for i in range(BUCKETS_AT_MOST):
@@ -58,9 +59,19 @@ cdef class Histogram:
         cdef list rows = []
         for i in range(self.size):
             so_far += self.counts[i]
-            rows.append((f"{self.bounds[i]:g}", so_far))
+            rows.append((self.names[i], so_far))
         rows.append(("+Inf", self.observations))
         return rows
+
+    def exposed(self, str name, str labels):
+        """Return the histogram's lines in Prometheus' text format; `labels` are `model="m",worker="w"`."""
+        cdef str comma = "," if labels else ""
+        cdef list lines = [
+            f'{name}_bucket{{{labels}{comma}le="{bound}"}} {count}\n' for bound, count in self.buckets()
+        ]
+        lines.append(f"{name}_sum{{{labels}}} {self.total_ns / 1e9!r}\n")
+        lines.append(f"{name}_count{{{labels}}} {self.observations}\n")
+        return "".join(lines)
 
     def quantile(self, double share):
         """Return an upper bound in seconds of the `share` quantile; 0.0 when nothing was observed."""

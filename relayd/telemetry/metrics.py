@@ -1,7 +1,8 @@
 """The metrics, and how they are written out for Prometheus.
 
-Counting happens in plain dicts and `_fast/meters`, on the loop's thread; prometheus_client only does the
-exposition, when somebody scrapes.
+Counting happens in plain dicts and `_fast/meters`, on the loop's thread, and everything is written out when
+somebody scrapes.  Families with a row a worker are prometheus_client's business.  It takes some 40 us a line,
+and the loop waits; so those with rows by model are written here (1,000 pairs: 3.3 s with it, 0.13 s here).
 
 Labels are bounded.  Route names, faults and reasons come from tables, workers from the settings, models from
 what is configured or workers list; any other model is `_other`.  Since a client cannot choose them but a
@@ -14,6 +15,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -114,7 +116,8 @@ class Metrics:
 
     def exposition(self) -> bytes:
         """Return everything in Prometheus' text format."""
-        return generate_latest(self._registry)
+        by_model = "".join([*_requests(self.requests), *_times(self.pairs), *_tokens(self.pairs)])
+        return generate_latest(self._registry) + by_model.encode("utf-8", "backslashreplace")
 
 
 def bump(counts: Counter[str], reason: str) -> None:
@@ -134,9 +137,10 @@ class _Exposition(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._requests()
         yield from self._workers()
-        yield from self._times()
-        yield from self._tokens()
         yield from self._refusals()
+        decision = HistogramMetricFamily("relayd_decision_seconds", "Time that choosing a worker took")
+        decision.add_metric([], self.metrics.decision.buckets(), self.metrics.decision.sum_s)
+        yield decision
         info = InfoMetricFamily("relayd_build", "What is running")
         info.add_metric(
             [],
@@ -150,10 +154,6 @@ class _Exposition(Collector):
 
     def _requests(self) -> Iterator[Metric]:
         metrics = self.metrics
-        yield counter(
-            "relayd_requests", "Requests that have ended", ("route", "model", "worker", "code", "outcome"),
-            {(*key[:3], str(key[3] or OTHER), key[4]): count for key, count in metrics.requests.items()},
-        )  # fmt: skip
         yield counter(
             "relayd_legs",
             "Attempts on workers, by how they ended",
@@ -174,46 +174,10 @@ class _Exposition(Collector):
         yield gauge("relayd_in_flight", "Requests being served", (), {(): metrics.in_flight})
         yield gauge("relayd_client_connections", "Open client connections", (), {(): metrics.connections})
 
-    def _times(self) -> Iterator[Metric]:
-        pairs = self.metrics.pairs
-        for name, meaning, attribute in (
-            ("ttft", "From a request's arrival to the first content of its stream", "ttft"),
-            ("tpot", "Time per output token after the first, of streams", "tpot"),
-            ("request_duration", "From a request's head to the end of its answer", "duration"),
-            ("overhead", "Time that relayd itself added to a request", "overhead"),
-        ):
-            family = HistogramMetricFamily(f"relayd_{name}_seconds", meaning, labels=("model", "worker"))
-            for labels, meters in pairs.items():
-                source: Histogram = getattr(meters, attribute)
-                if source.count:
-                    family.add_metric(labels, source.buckets(), source.sum_s)
-            yield family
-        decision = HistogramMetricFamily("relayd_decision_seconds", "Time that choosing a worker took")
-        decision.add_metric([], self.metrics.decision.buckets(), self.metrics.decision.sum_s)
-        yield decision
-
-    def _tokens(self) -> Iterator[Metric]:
-        reported: dict[tuple[str, str, str], int] = {}
-        estimated: dict[tuple[str, str, str], int] = {}
-        for pair, meters in self.metrics.pairs.items():
-            reported[*pair, "input"] = meters.input_tokens
-            reported[*pair, "output"] = meters.output_tokens
-            reported[*pair, "cached_input"] = meters.cached_input_tokens
-            reported[*pair, "cache_write"] = meters.cache_write_tokens
-            reported[*pair, "reasoning"] = meters.reasoning_tokens
-            estimated[*pair, "input"] = meters.estimated_input_tokens
-            estimated[*pair, "output"] = meters.estimated_output_tokens
-        labels = ("model", "worker", "type")
-        yield counter("relayd_tokens", "Tokens as workers reported them", labels, only_counted(reported))
-        yield counter(
-            "relayd_tokens_estimated", "Tokens that no worker reported, estimated", labels,
-            only_counted(estimated),
-        )  # fmt: skip
-        refused = sum(meters.refused_usages for meters in self.metrics.pairs.values())
-        yield counter("relayd_usage_refused", "Answers with a usage that was not believed", (), {(): refused})
-
     def _refusals(self) -> Iterator[Metric]:
         metrics = self.metrics
+        refused = sum(meters.refused_usages for meters in metrics.pairs.values())
+        yield counter("relayd_usage_refused", "Answers with a usage that was not believed", (), {(): refused})
         yield by_reason(
             "relayd_ratelimit_rejections", "Requests over a limit of relayd's own", "code", metrics.limited
         )
@@ -282,14 +246,72 @@ def by_reason(name: str, meaning: str, label: str, counts: Mapping[str, int]) ->
     return counter(name, meaning, (label,), {(reason,): count for reason, count in counts.items()})
 
 
-def only_counted(rows: Mapping[tuple[str, str, str], int]) -> dict[tuple[str, str, str], int]:
-    """Return the rows that are not 0: most pairs have only some of them."""
-    return {labels: count for labels, count in rows.items() if count}
-
-
 def gauge(name: str, meaning: str, labels: Sequence[str], rows: Mapping[Any, int]) -> GaugeMetricFamily:
     """Return a gauge family with a row per label tuple."""
     family = GaugeMetricFamily(name, meaning, labels=labels)
     for values, value in rows.items():
         family.add_metric(values, value)
     return family
+
+
+# --- families with rows by model ----------------------------------------------------------------------
+
+TIMES = (
+    ("relayd_ttft_seconds", "From a request's arrival to the first content of its stream", "ttft"),
+    ("relayd_tpot_seconds", "Time per output token after the first, of streams", "tpot"),
+    ("relayd_request_duration_seconds", "From a request's head to the end of its answer", "duration"),
+    ("relayd_overhead_seconds", "Time that relayd itself added to a request", "overhead"),
+)
+REPORTED = ("input", "output", "cached_input", "cache_write", "reasoning")
+ESTIMATED = ("input", "output")
+
+
+def _requests(rows: Mapping[Row, int]) -> Iterator[str]:
+    name = "relayd_requests_total"
+    yield heading(name, "counter", "Requests that have ended")
+    for (route, model, worker, code, outcome), count in rows.items():
+        labels = f'route="{route}",{pair_labels(model, worker)},code="{code or OTHER}",outcome="{outcome}"'
+        yield f"{name}{{{labels}}} {count}\n"
+
+
+def _times(pairs: Mapping[tuple[str, str], Meters]) -> Iterator[str]:
+    for name, meaning, attribute in TIMES:
+        yield heading(name, "histogram", meaning)
+        for pair, meters in pairs.items():
+            source: Histogram = getattr(meters, attribute)
+            if source.count:
+                yield source.exposed(name, pair_labels(*pair))
+
+
+def _tokens(pairs: Mapping[tuple[str, str], Meters]) -> Iterator[str]:
+    for name, meaning, kinds, prefix in (
+        ("relayd_tokens_total", "Tokens as workers reported them", REPORTED, ""),
+        (
+            "relayd_tokens_estimated_total",
+            "Tokens that no worker reported, estimated",
+            ESTIMATED,
+            "estimated_",
+        ),
+    ):
+        yield heading(name, "counter", meaning)
+        for pair, meters in pairs.items():
+            for kind in kinds:
+                count = getattr(meters, f"{prefix}{kind}_tokens")
+                if count:
+                    yield f'{name}{{{pair_labels(*pair)},type="{kind}"}} {count}\n'
+
+
+def heading(name: str, kind: str, meaning: str) -> str:
+    """Return the lines that begin a family."""
+    return f"# HELP {name} {meaning}\n# TYPE {name} {kind}\n"
+
+
+@lru_cache(4 * PAIRS_AT_MOST)
+def pair_labels(model: str, worker: str) -> str:
+    """Return the labels of a pair, as Prometheus wants them written."""
+    return f'model="{escaped(model)}",worker="{escaped(worker)}"'
+
+
+def escaped(text: str) -> str:
+    """Return a label's value as it stands between quotes."""
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

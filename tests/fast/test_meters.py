@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relayd._fast.leg import LegOutcome
-from relayd._fast.meters import Histogram, Meters
-from tests.fast.stage import Stage, chunks, reply, stream
+from relayd._fast.leg import EventKind, Leg, LegOutcome
+from relayd._fast.meters import Histogram, Meters, cost_of
+from relayd._fast.sse import Terminator
+from tests.fast.stage import Stage, reply, stream
 
 NS = 1_000_000_000
 BOUNDS = (0.001, 0.01, 1, 10)
@@ -85,10 +86,10 @@ def test_agrees_with_sorting(durations):
 
 def meters() -> Meters:
     """Return meters that have seen nothing."""
-    return Meters(*(Histogram(BOUNDS) for _ in range(5)))
+    return Meters("m", "w", *(Histogram(BOUNDS) for _ in range(4)))
 
 
-def ended_leg(answer: bytes) -> object:
+def ended_leg(answer: bytes) -> Leg:
     """Return a leg that has passed `answer` on."""
     stage = Stage()
     leg = stage.ask()
@@ -96,97 +97,184 @@ def ended_leg(answer: bytes) -> object:
     return leg
 
 
+def cut_leg(*said: bytes, cancelled: bool = False, terminator: int = 0) -> Leg:
+    """Return a leg whose worker, or client, went away after this much."""
+    stage = Stage(terminator)
+    leg = stage.ask()
+    stage.worker_says(*said)
+    if cancelled:
+        leg.cancel()
+    else:
+        stage.worker_resets()
+    return leg
+
+
+def answered(*legs: Leg, estimate: int = -1, writes: bool = True, uncached: bool = False) -> Meters:
+    """Return meters that have counted these legs' answers, and no time but the legs' own."""
+    counted = meters()
+    for leg in legs:
+        cost = cost_of(leg, estimate, writes, uncached)
+        counted.answered(leg, cost, leg.begun_ns, leg.begun_ns, leg.took_ns)
+    return counted
+
+
+def reported(counted: Meters) -> tuple[int, ...]:
+    """Return the tokens that workers reported."""
+    return (
+        counted.input_tokens, counted.output_tokens, counted.cached_input_tokens,
+        counted.cache_write_tokens, counted.reasoning_tokens,
+    )  # fmt: skip
+
+
+def estimated(counted: Meters) -> tuple[int, int]:
+    """Return the tokens that were estimated."""
+    return counted.estimated_input_tokens, counted.estimated_output_tokens
+
+
 USAGE = (
-    b'{"usage":{"prompt_tokens":10,"completion_tokens":4,"cached_tokens":3,"cache_creation_input_tokens":2}}'
+    b'{"usage":{"prompt_tokens":10,"completion_tokens":4,"cached_tokens":3,"cache_creation_input_tokens":2,'
+    b'"reasoning_tokens":1}}'
 )
+START = b'data: {"usage":{"input_tokens":5,"cache_read_input_tokens":7,"output_tokens":1}}\n\n'
+DELTA = b'data: {"usage":{"output_tokens":40}}\n\n'
+TEXT = b"data: a\n\n"
 
 
 def test_an_exchange_without_a_leg_has_only_a_duration():
     counted = meters()
     counted.ended(0, NS)
     assert (counted.duration.count, counted.duration.sum_s) == (1, 1.0)
-    others = (counted.ttft, counted.tpot, counted.overhead, counted.decision)
-    assert [histogram.count for histogram in others] == [0] * 4
+    others = (counted.ttft, counted.tpot, counted.overhead)
+    assert [histogram.count for histogram in others] == [0] * 3
 
 
 def test_times_are_told_apart():
     counted, leg = meters(), ended_leg(reply(body=b"{}"))
     arrived, ready = leg.ended_ns - 10 * NS, leg.ended_ns - 4 * NS
-    counted.answered(leg, arrived, ready, 3 * NS, 2 * NS, -1, False)
+    counted.answered(leg, cost_of(leg, -1, True, False), arrived, ready, 3 * NS)
     assert counted.duration.sum_s == 10.0
     assert counted.overhead.sum_s == 1.0, "of the time since it could be decided on, what no worker took"
-    assert counted.decision.sum_s == 2.0
     assert (counted.ttft.count, counted.tpot.count) == (0, 0), "a plain answer has no first token"
 
 
 def test_a_stream_has_a_first_token():
     counted = meters()
-    leg = ended_leg(stream(b"data: a\n\n", b"data: b\n\n", b": comment\n\n", b"data: c\n\n"))
-    counted.answered(leg, leg.first_ns - NS, leg.first_ns, 0, 0, -1, False)
+    leg = ended_leg(stream(TEXT, TEXT, b": comment\n\n", TEXT))
+    counted.answered(leg, cost_of(leg, -1, True, False), leg.first_ns - NS, leg.first_ns, 0)
     assert counted.ttft.sum_s == 1.0
     assert counted.tpot.sum_s == pytest.approx((leg.ended_ns - leg.first_ns) // 2 / NS)
 
 
 def test_one_token_has_no_rate():
-    counted, leg = meters(), ended_leg(stream(b"data: a\n\n"))
-    counted.answered(leg, 0, 0, 0, 0, -1, False)
-    assert counted.tpot.count == 0
+    assert answered(ended_leg(stream(TEXT))).tpot.count == 0
+
+
+def test_the_rate_goes_by_what_the_worker_counted():
+    leg = ended_leg(stream(TEXT, b'data: {"usage":{"completion_tokens":101}}\n\n'))
+    assert answered(leg).tpot.sum_s == pytest.approx((leg.ended_ns - leg.first_ns) // 100 / NS)
 
 
 @pytest.mark.parametrize(("uncached", "given"), [(False, 10), (True, 15)])
 def test_reported_tokens_are_counted(uncached, given):
-    counted = meters()
-    for _ in range(2):
-        counted.answered(ended_leg(reply(body=USAGE)), 0, 0, 0, 0, 77, uncached)
-    assert (counted.input_tokens, counted.output_tokens) == (2 * given, 8)
-    assert counted.cached_input_tokens == 6
-    assert (counted.estimated_input_tokens, counted.estimated_output_tokens) == (0, 0)
+    counted = answered(*[ended_leg(reply(body=USAGE)) for _ in range(2)], estimate=77, uncached=uncached)
+    assert reported(counted) == (2 * given, 8, 6, 4, 2)
+    assert estimated(counted) == (0, 0)
 
 
-def test_without_a_report_tokens_are_estimated():
-    counted = meters()
-    counted.answered(ended_leg(reply(body=b"x" * 40)), 0, 0, 0, 0, 7, False)
-    assert (counted.estimated_input_tokens, counted.estimated_output_tokens) == (7, 10)
-    counted.answered(ended_leg(stream(b"data: a\n\n", b": x\n\n", b"data: b\n\n")), 0, 0, 0, 0, 7, False)
-    assert (counted.estimated_input_tokens, counted.estimated_output_tokens) == (14, 12)
-    assert (counted.input_tokens, counted.output_tokens) == (0, 0)
+def test_a_cost_says_what_is_not_known():
+    cost = cost_of(ended_leg(reply(body=b'{"usage":{"prompt_tokens":0}}')), -1, True, False)
+    assert (cost.input, cost.output, cost.cached_input, cost.cache_write, cost.reasoning) == (
+        0,
+        -1,
+        -1,
+        -1,
+        -1,
+    )
+    assert (cost.total, cost.estimated) == (0, False)
 
 
-@pytest.mark.parametrize(
-    ("answer", "estimate"),
-    [
-        (reply(body=b"{}", status=b"400 Bad"), 7),
-        (reply(body=b"{}", status=b"500 Oops"), 7),
-        (reply(body=b"{}"), -1),
-    ],
-)
-def test_some_answers_cost_no_tokens(answer, estimate):
-    counted = meters()
-    counted.answered(ended_leg(answer), 0, 0, 0, 0, estimate, False)
-    assert (counted.estimated_input_tokens, counted.estimated_output_tokens) == (0, 0)
+def test_a_cost_has_a_total():
+    cost = cost_of(ended_leg(reply(body=USAGE)), -1, True, True)
+    assert (cost.total, cost.estimated) == (19, False)
+
+
+ESTIMATES = [
+    # what, leg, (input, output) as estimated when 7 tokens were expected to be read
+    ("a plain answer's size", lambda: ended_leg(reply(body=b"x" * 40)), (7, 10)),
+    ("a stream's events", lambda: ended_leg(stream(TEXT, b": x\n\n", TEXT)), (7, 2)),
+    ("a stream cut before it told", lambda: cut_leg(stream(TEXT, TEXT, last=False)), (7, 2)),
+    ("only the input was told", lambda: ended_leg(reply(body=b'{"usage":{"prompt_tokens":4}}')), (0, 7)),
+    ("the input was not believed",
+     lambda: ended_leg(reply(body=b'{"usage":{"prompt_tokens":-4,"completion_tokens":2}}')), (7, 0)),
+    ("a stream that began to tell", lambda: cut_leg(stream(START, TEXT, TEXT, TEXT, last=False)), (0, 4)),
+    ("its client went away", lambda: cut_leg(stream(START, TEXT, TEXT, last=False), cancelled=True), (0, 3)),
+    ("told more than its events", lambda: cut_leg(stream(START, TEXT, DELTA, last=False)), (0, 40)),
+    ("nothing for the client", lambda: cut_leg(), (0, 0)),
+    ("an error", lambda: ended_leg(reply(body=b"{}", status=b"400 Bad")), (0, 0)),
+    ("a worker's error", lambda: ended_leg(reply(body=b"{}", status=b"500 Oops")), (0, 0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "leg", "expected"), ESTIMATES)
+def test_without_a_report_tokens_are_estimated(what, leg, expected):
+    assert estimated(answered(leg(), estimate=7)) == expected, what
+
+
+@pytest.mark.parametrize(("what", "leg", "expected"), ESTIMATES)
+def test_where_tokens_mean_nothing_none_are_made_up(what, leg, expected):
+    ended = leg()
+    counted = answered(ended, estimate=-1)
+    assert counted.estimated_input_tokens == 0
+    if ended.tokens[1] is None:
+        assert counted.estimated_output_tokens == 0
+
+
+def test_an_answer_that_is_not_made_of_tokens_costs_what_was_read():
+    leg = ended_leg(reply(body=b"x" * 4000))
+    assert estimated(answered(leg, estimate=7, writes=False)) == (7, 0)
+    cost = cost_of(leg, 7, False, False)
+    assert (cost.input, cost.output, cost.estimated) == (7, -1, True)
+
+
+def test_a_report_before_the_terminator_is_the_last_word():
+    said = stream(
+        TEXT,
+        b'data: {"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\n',
+        b"data: [DONE]\n\n",
+        last=False,
+    )
+    leg = cut_leg(said, terminator=Terminator.TERMINATOR_DONE)
+    assert leg.outcome == LegOutcome.LEG_CUT
+    counted = answered(leg, estimate=7)
+    assert reported(counted)[:2] == (3, 2)
+    assert estimated(counted) == (0, 0)
+
+
+def test_what_was_told_before_a_commit_was_told():
+    """Anthropic's message_start has come, no content has, and the client leaves: the prompt was read."""
+    stage = Stage(judge=lambda event: EventKind.EVENT_PREAMBLE)
+    leg = stage.ask()
+    stage.worker_says(stream(START, last=False))
+    leg.cancel()
+    assert not leg.committed
+    counted = answered(leg, estimate=99, uncached=True)
+    assert reported(counted)[0] == 12
+    assert estimated(counted) == (0, 1)
+    assert counted.ttft.count == 0
 
 
 def test_a_usage_that_is_not_believed_is_counted():
-    counted = meters()
-    counted.answered(ended_leg(reply(body=b'{"usage":{"prompt_tokens":-1}}')), 0, 0, 0, 0, 7, False)
-    assert counted.refused_usages == 1
+    leg = ended_leg(reply(body=b'{"usage":{"prompt_tokens":-1}}'))
+    assert answered(leg, estimate=7).refused_usages == 1
 
 
 def test_a_leg_that_told_the_client_nothing_has_only_times():
-    counted, stage = meters(), Stage()
+    stage = Stage()
     leg = stage.ask()
     stage.worker_closes()
-    counted.answered(leg, 0, 0, 0, 0, 7, False)
-    assert (counted.duration.count, counted.estimated_input_tokens, counted.ttft.count) == (1, 0, 0)
-
-
-def test_a_cut_stream_is_counted_as_far_as_it_came():
-    counted, stage = meters(), Stage()
-    leg = stage.ask()
-    stage.worker_says(stream(b"data: a\n\n", last=False), chunks([b"data: b\n\n"], last=False))
-    stage.worker_resets()
-    counted.answered(leg, 0, 0, 0, 0, 7, False)
-    assert (counted.ttft.count, counted.estimated_output_tokens) == (1, 2)
+    counted = answered(leg, estimate=7)
+    assert (counted.duration.count, counted.ttft.count) == (1, 0)
+    assert (reported(counted), estimated(counted)) == ((0,) * 5, (0, 0))
 
 
 def test_a_pool_counts_how_its_legs_ended():

@@ -14,34 +14,94 @@ from tests.fast.test_sse_events import cut
 from tests.support.dialects import ANTHROPIC, OPENAI, RESPONSES, chat_usage
 from tests.support.wire import every_way
 
-NOTHING = (None, None, None, None)
+
+def said(
+    given: int | None = None,
+    written: int | None = None,
+    cached: int | None = None,
+    cache_write: int | None = None,
+    reasoning: int | None = None,
+) -> tuple[int | None, ...]:
+    """Return a usage as a scanner tells it."""
+    return given, written, cached, cache_write, reasoning
+
+
+NOTHING = said()
 
 SHAPES = [
-    # what, JSON, (input, output, cached input, cache write)
-    ("OpenAI", '{"usage":{"prompt_tokens":10,"completion_tokens":2,"total_tokens":12}}', (10, 2, None, None)),
+    # what, JSON, what is read
+    ("OpenAI", '{"usage":{"prompt_tokens":10,"completion_tokens":2,"total_tokens":12}}', said(10, 2)),
     (
         "OpenAI's details",
         '{"usage": {"prompt_tokens": 10, "completion_tokens": 2, "prompt_tokens_details": '
         '{"cached_tokens": 8, "audio_tokens": 1}, "completion_tokens_details": {"reasoning_tokens": 1}}}',
-        (10, 2, 8, None),
+        said(10, 2, 8, reasoning=1),
     ),
-    ("details null", '{"usage":{"prompt_tokens":3,"prompt_tokens_details":null}}', (3, None, None, None)),
+    ("details null", '{"usage":{"prompt_tokens":3,"prompt_tokens_details":null}}', said(3)),
     (
         "Anthropic",
         '{"usage":{"input_tokens":5,"cache_creation_input_tokens":6,"cache_read_input_tokens":7,"output_tokens":8}}',
-        (5, 8, 7, 6),
+        said(5, 8, 7, 6),
     ),
     (
         "responses",
         '{"response":{"usage":{"input_tokens":7,"input_tokens_details":{"cached_tokens":2},"output_tokens":9}}}',
-        (7, 9, 2, None),
+        said(7, 9, 2),
     ),
-    ("embeddings", '{"usage":{"prompt_tokens":4,"total_tokens":4}}', (4, None, None, None)),
-    ("zero is an answer", '{"usage":{"prompt_tokens":0,"completion_tokens":0}}', (0, 0, None, None)),
+    (
+        "responses that reasoned",
+        '{"usage":{"input_tokens":7,"output_tokens":9,"output_tokens_details":{"reasoning_tokens":6}}}',
+        said(7, 9, reasoning=6),
+    ),
+    (
+        "Gemini",
+        '{"usageMetadata":{"promptTokenCount":10,"candidatesTokenCount":4,"totalTokenCount":14}}',
+        said(10, 4),
+    ),
+    (
+        "Gemini's thoughts are written too",
+        '{"usageMetadata": {"promptTokenCount": 10, "cachedContentTokenCount": 8, "candidatesTokenCount": 4, '
+        '"thoughtsTokenCount": 5, "promptTokensDetails": [{"modality": "TEXT", "tokenCount": 10}]}}',
+        said(10, 9, 8, reasoning=5),
+    ),
+    (
+        "Gemini has only thought so far",
+        '{"usageMetadata":{"promptTokenCount":10,"thoughtsTokenCount":5}}',
+        said(10, 5, reasoning=5),
+    ),
+    (
+        "Gemini's stream counts on",
+        '{"usageMetadata":{"promptTokenCount":10,"thoughtsTokenCount":5}}'
+        '{"usageMetadata":{"promptTokenCount":10,"candidatesTokenCount":3,"thoughtsTokenCount":6}}',
+        said(10, 9, reasoning=6),
+    ),
+    (
+        "no thoughts and no candidates",
+        '{"usageMetadata":{"candidatesTokenCount":0,"thoughtsTokenCount":0}}',
+        said(None, 0, reasoning=0),
+    ),
+    (
+        "Anthropic's stream",
+        '{"message":{"usage":{"input_tokens":9,"cache_creation_input_tokens":0,"cache_read_input_tokens":4,'
+        '"cache_creation":{"ephemeral_5m_input_tokens":0},"output_tokens":1}}}{"usage":{"output_tokens":33}}',
+        said(9, 33, 4, 0),
+    ),
+    (
+        "parts in a list",
+        '{"usage":{"input_tokens":9,"output_tokens":3,"iterations":[{"input_tokens":5,"output_tokens":2},'
+        '{"input_tokens":4,"output_tokens":-1}]}}',
+        said(9, 3),
+    ),
+    ("a name that goes on", '{"usageMeta":{"prompt_tokens":3}}', NOTHING),
+    ("one that goes on further", '{"usageMetadata2":{"prompt_tokens":3}}', NOTHING),
+    ("one that begins twice", '{"usageM"usageMetadata":{"promptTokenCount":3}}', said(3)),
+    ("the keys one after the other", '{"usage":null,"usageMetadata":{"promptTokenCount":3}}', said(3)),
+    ("embeddings", '{"usage":{"prompt_tokens":4,"total_tokens":4}}', said(4)),
+    ("zero is an answer", '{"usage":{"prompt_tokens":0,"completion_tokens":0}}', said(0, 0)),
     (
         "spaces and lines",
         '{"usage"\t:\r\n {\n"prompt_tokens" :\t12\n,"completion_tokens":\n3 } }',
-        (12, 3, None, None),
+        said(12, 3),
     ),
     ("null", '{"usage":null}', NOTHING),
     ("a string", '{"usage":"prompt_tokens"}', NOTHING),
@@ -55,37 +115,37 @@ SHAPES = [
         '{"usages":{"prompt_tokens":3},"my_usage":{"prompt_tokens":4},"Usage":{"prompt_tokens":4}}',
         NOTHING,
     ),
-    ("null counts", '{"usage":{"prompt_tokens":null,"completion_tokens":4}}', (None, 4, None, None)),
-    ("counts in strings", '{"usage":{"prompt_tokens":"3","completion_tokens":4}}', (None, 4, None, None)),
+    ("null counts", '{"usage":{"prompt_tokens":null,"completion_tokens":4}}', said(None, 4)),
+    ("counts in strings", '{"usage":{"prompt_tokens":"3","completion_tokens":4}}', said(None, 4)),
     ("switches", '{"usage":{"prompt_tokens":true,"completion_tokens":false}}', NOTHING),
     (
         "the last one counts",
         '{"usage":{"prompt_tokens":1}}{"usage":{"prompt_tokens":2}}',
-        (2, None, None, None),
+        said(2),
     ),
-    ("each for its own", '{"usage":{"input_tokens":1}}{"usage":{"output_tokens":2}}', (1, 2, None, None)),
-    ("null behind it", '{"usage":{"prompt_tokens":1}}{"usage":null}', (1, None, None, None)),
-    ("a brace in a string", '{"usage":{"note":"}{","prompt_tokens":3}}', (3, None, None, None)),
-    ("a quote in a string", '{"usage":{"note":"\\"}","prompt_tokens":3}}', (3, None, None, None)),
-    ("a backslash at a string's end", '{"usage":{"note":"\\\\","prompt_tokens":3}}', (3, None, None, None)),
+    ("each for its own", '{"usage":{"input_tokens":1}}{"usage":{"output_tokens":2}}', said(1, 2)),
+    ("null behind it", '{"usage":{"prompt_tokens":1}}{"usage":null}', said(1)),
+    ("a brace in a string", '{"usage":{"note":"}{","prompt_tokens":3}}', said(3)),
+    ("a quote in a string", '{"usage":{"note":"\\"}","prompt_tokens":3}}', said(3)),
+    ("a backslash at a string's end", '{"usage":{"note":"\\\\","prompt_tokens":3}}', said(3)),
     (
         "a key as a value",
         '{"usage":{"note":"prompt_tokens","x":9,"completion_tokens":3}}',
-        (None, 3, None, None),
+        said(None, 3),
     ),
     ("the key as a value", '{"a":"usage","b":{"prompt_tokens":9}}', NOTHING),
     ("the key in a list", '{"a":["usage",{"prompt_tokens":9}]}', NOTHING),
     (
         "lists inside",
         '{"usage":{"x":[1,{"y":[2]},"prompt_tokens"],"prompt_tokens":3}}',
-        (3, None, None, None),
+        said(3),
     ),
     (
         "a name with an escape",
         '{"usage":{"\\"prompt_tokens":9,"completion_tokens":3}}',
-        (None, 3, None, None),
+        said(None, 3),
     ),
-    ("twice the key", '{"usage":{"usage":{"prompt_tokens":3}}}', (3, None, None, None)),
+    ("twice the key", '{"usage":{"usage":{"prompt_tokens":3}}}', said(3)),
     ("a longer name", '{"usage":{"prompt_tokens_total":3,"x_prompt_tokens":4}}', NOTHING),
 ]
 
@@ -112,6 +172,8 @@ FORGED = [
     '\\"usage":{"prompt_tokens":9}',
     '\\\\"usage":{"prompt_tokens":9}',
     'x","usage":{"prompt_tokens":9},"y":"',
+    '"usageMetadata":{"promptTokenCount":9}',
+    'x","usageMetadata":{"promptTokenCount":9},"y":"',
     '\n\ndata: {"usage":{"prompt_tokens":9}}\n\n',
 ]
 
@@ -124,7 +186,10 @@ def test_what_a_model_writes_is_not_usage(text):
         assert scan(*chunks).objects == 0
 
 
-@pytest.mark.parametrize("key", ['"usage', 'x"usage', 'x\\"usage', "xusage", "usage x"])
+@pytest.mark.parametrize(
+    "key",
+    ['"usage', 'x"usage', 'x\\"usage', "xusage", "usage x", 'usage"Metadata', '"usageMetadata', "usageM"],
+)
 def test_a_key_that_only_ends_in_it_is_another_key(key):
     body = json.dumps({key: {"prompt_tokens": 9}, "a": 1}).encode()
     for chunks in every_way(body):
@@ -135,14 +200,14 @@ def test_a_key_that_only_ends_in_it_is_another_key(key):
 def test_real_usage_behind_a_forged_one_is_read(text):
     body = json.dumps({"choices": [{"delta": {"content": text}}], "usage": {"prompt_tokens": 4}}).encode()
     for chunks in every_way(body):
-        assert scan(*chunks).usage == (4, None, None, None), chunks
+        assert scan(*chunks).usage == said(4), chunks
 
 
 @pytest.mark.parametrize("text", FORGED)
 def test_text_inside_the_object_is_not_a_count(text):
     usage = {"note": text, "prompt_tokens": 4, "more": {"note": text + '"prompt_tokens": 7'}}
     for chunks in every_way(json.dumps({"usage": usage}).encode()):
-        assert scan(*chunks).usage == (4, None, None, None), chunks
+        assert scan(*chunks).usage == said(4), chunks
 
 
 REFUSED = ["-1", "-0", "1.5", "1e3", "1E3", "0.0", "1234567890123", "9" * 40]
@@ -153,14 +218,14 @@ def test_a_count_that_is_none_is_not_believed(count):
     body = b'{"usage":{"prompt_tokens":%b,"completion_tokens":7}}' % count.encode()
     for chunks in every_way(body):
         scanner = scan(*chunks)
-        assert scanner.usage == (None, 7, None, None), chunks
+        assert scanner.usage == said(None, 7), chunks
         assert scanner.refused, chunks
 
 
 @pytest.mark.parametrize("count", REFUSED)
 def test_a_strange_number_under_another_name_is_nobodys_business(count):
     scanner = scan(b'{"usage":{"cost":%b,"prompt_tokens":7}}' % count.encode())
-    assert scanner.usage == (7, None, None, None)
+    assert scanner.usage == said(7)
     assert not scanner.refused
 
 
@@ -199,7 +264,7 @@ def test_a_whole_stream_of_each_dialect():
     chat = "".join(OPENAI.events("a", "b")) + chat_usage(11, 4, 3)
     messages = "".join(ANTHROPIC.events("a", "b"))
     responses = "".join(RESPONSES.events("a", "b"))
-    expected = [(chat, (11, 4, 3, None)), (messages, (10, 2, None, None)), (responses, (7, 9, 0, None))]
+    expected = [(chat, said(11, 4, 3)), (messages, said(10, 2)), (responses, said(7, 9, 0, reasoning=0))]
     for text, usage in expected:
         for chunks in every_way(text.encode()):
             assert scan(*chunks).usage == usage
@@ -211,10 +276,14 @@ def test_counts_the_objects():
 
 # --- against json.loads -------------------------------------------------------------------------------
 
+THOUGHTS = 5  # reasoning that the output leaves out
 NAMES = {
-    "prompt_tokens": 0, "input_tokens": 0, "completion_tokens": 1, "output_tokens": 1,
-    "cached_tokens": 2, "cache_read_input_tokens": 2, "cache_creation_input_tokens": 3,
+    "prompt_tokens": 0, "input_tokens": 0, "promptTokenCount": 0,
+    "completion_tokens": 1, "output_tokens": 1, "candidatesTokenCount": 1,
+    "cached_tokens": 2, "cache_read_input_tokens": 2, "cachedContentTokenCount": 2,
+    "cache_creation_input_tokens": 3, "reasoning_tokens": 4, "thoughtsTokenCount": THOUGHTS,
 }  # fmt: skip
+KEYS_OF_USAGE = ("usage", "usageMetadata")
 
 
 class Pairs(list):
@@ -223,25 +292,31 @@ class Pairs(list):
 
 def slow_usage(text: str) -> tuple[int | None, ...]:
     """Return what a reader of the decoded document finds."""
-    found: list[int | None] = [None] * 4
+    found: list[int | None] = [None] * 6
 
-    def walk(value: Any, inside: bool) -> None:
+    def walk(value: Any, inside: bool, in_list: bool) -> None:
         if isinstance(value, Pairs):
             for key, item in value:
-                if inside and key in NAMES and isinstance(item, int) and not isinstance(item, bool):
+                counts = inside and not in_list and key in NAMES
+                if counts and isinstance(item, int) and not isinstance(item, bool):
                     found[NAMES[key]] = item
-                walk(item, inside or (key == "usage" and isinstance(item, Pairs)))
+                begins = not inside and key in KEYS_OF_USAGE and isinstance(item, Pairs)
+                walk(item, inside or begins, in_list)
         elif isinstance(value, list):
             for item in value:
-                walk(item, inside)
+                walk(item, inside, inside)
 
-    walk(json.loads(text, object_pairs_hook=Pairs), False)
-    return tuple(found)
+    walk(json.loads(text, object_pairs_hook=Pairs), False, False)
+    *plain, thoughts = found
+    if thoughts is not None:
+        plain[1], plain[4] = (plain[1] or 0) + thoughts, thoughts
+    return tuple(plain)
 
 
 TEXTS = st.sampled_from(
     [
         "usage",
+        "usageMetadata",
         '"usage',
         '"usage":{',
         "prompt_tokens",
@@ -257,7 +332,7 @@ TEXTS = st.sampled_from(
     ]
 )
 LEAVES = st.none() | st.booleans() | st.integers(0, 999_999_999_999) | TEXTS | st.text(max_size=8)
-KEYS = st.sampled_from([*NAMES, "usage", "usage", "total", "x"]) | TEXTS
+KEYS = st.sampled_from([*NAMES, *KEYS_OF_USAGE * 3, "total", "x"]) | TEXTS
 DOCUMENTS = st.recursive(
     LEAVES,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=5),
@@ -282,6 +357,10 @@ def test_agrees_with_a_decoder(document, ascii_only, draw):
                 b'"usage"',
                 b'"usag',
                 b"e",
+                b"Metadata",
+                b"Meta",
+                b"[",
+                b"]",
                 b":",
                 b"{",
                 b"}",
