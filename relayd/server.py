@@ -145,7 +145,7 @@ class Gateway:
         if self.listener_tls is not None:
             options["ssl_handshake_timeout"] = HANDSHAKE_S
         try:
-            if listen.startswith("unix:"):
+            if is_path(listen):
                 self._server = await listen_on_path(loop, self.house, listen[5:], options)
                 self.address = listen
                 return
@@ -158,14 +158,14 @@ class Gateway:
     async def _listen_admin(self) -> None:
         if self.settings.admin == "off":
             return
-        host, port = split_address(self.settings.admin)
         self._admin = web.AppRunner(make_app(self.metrics, self._checks, self.status), access_log=None)
         await self._admin.setup()
         try:
-            await web.TCPSite(self._admin, host, port).start()
+            await site_for(self._admin, self.settings.admin).start()
         except OSError as error:
             raise listen_error("admin", self.settings.admin, error) from None
-        self.admin_address = shown(self._admin.addresses[0])
+        admin = self.settings.admin
+        self.admin_address = admin if is_path(admin) else shown(self._admin.addresses[0])
 
     async def _checks(self) -> list[tuple[str, bool]]:
         if not any(worker.up for worker in self.workers):
@@ -319,6 +319,19 @@ def words_for_pair(error: OSError) -> str:
     if reason == "KEY_VALUES_MISMATCH":
         return "they do not belong together"
     return reason.replace("_", " ").lower() if reason else (error.strerror or str(error))
+
+
+def is_path(address: str) -> bool:
+    """True for the address of a Unix socket."""
+    return address.startswith("unix:")
+
+
+def site_for(runner: web.AppRunner, address: str) -> web.BaseSite:
+    """Return aiohttp's listener for an address."""
+    if is_path(address):
+        return web.UnixSite(runner, address[5:])
+    host, port = split_address(address)
+    return web.TCPSite(runner, host, port)
 
 
 async def listen_on_path(

@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_SETTINGS
     raise_descriptor_limit()
     try:
-        return uvloop.run(serve(gateway, say_ready))
+        reread = (lambda: read_settings(args)) if args.config is not None else None
+        return uvloop.run(serve(gateway, say_ready, reread))
     except ListenError as error:
         print(f"relayd: {error}", file=sys.stderr)
         return os.EX_TEMPFAIL if error.temporary else EXIT_SETTINGS
@@ -111,7 +112,12 @@ def read_worker(text: str) -> tuple[str, str]:
 
 def say_ready(gateway: Gateway) -> None:
     """Tell a person, and whoever waits for it, where to connect."""
-    parts = [f"listening on http://{gateway.address}"]
+    parts = [f"listening on {shown(gateway.address, 'https' if gateway.listener_tls else 'http')}"]
     if gateway.admin_address:
-        parts.append(f"admin on http://{gateway.admin_address}")
+        parts.append(f"admin on {shown(gateway.admin_address, 'http')}")
     print(f"relayd: {', '.join(parts)}", file=sys.stderr, flush=True)
+
+
+def shown(address: str, scheme: str) -> str:
+    """Return an address as a person can use it."""
+    return address if address.startswith("unix:") else f"{scheme}://{address}"

@@ -309,7 +309,7 @@ def test_the_usage_event_is_removed_and_read():
         stage.worker_says(*cut)
         assert body_of(stage) == CONTENT + LAST, cut
         assert stage.answer().is_complete
-        assert leg.tokens == (11, 2, 5, None)
+        assert leg.tokens == (11, 2, 5, None, None)
         assert leg.outcome == O.LEG_COMPLETE
         stage.assert_nothing_left()
 

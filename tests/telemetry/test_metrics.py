@@ -62,7 +62,7 @@ def busy_gateway() -> Gateway:
     gateway.ask(OPENAI).leave()
     gateway.begin(body=b"nonsense")
     gateway.books.over_limit("address_rate")
-    gateway.books.unauthorized("expired")
+    gateway.metrics.unauthorized["expired"] = 1
     gateway.metrics.dropped_lines = lambda: {"stdout": 0, "file:/var/log/relayd/access": 7}
     gateway.metrics.jwks_age_s = lambda: 12.5
     return gateway
@@ -263,7 +263,7 @@ def test_kinds_of_endings_are_bounded_and_none_is_lost(monkeypatch):
 def test_reasons_are_bounded_and_none_is_lost():
     gateway = Gateway(1)
     for number in range(1000):
-        gateway.books.unauthorized(f"reason {number}")
+        gateway.metrics.unauthorized[f"reason {number}"] = 1
         gateway.books.over_limit(f"code {number}")
     for name in ("relayd_auth_refusals", "relayd_ratelimit_rejections"):
         assert gateway.count(f"{name}_total") == 1000
