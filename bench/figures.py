@@ -13,7 +13,8 @@ class Figure:
     """One line of the table.
 
     `added` ones are what a gateway adds to the direct measurement of the same round.  `ceiling` is relayd's,
-    in the figure's own unit or, with `ceiling_is_ratio`, relative to nginx.
+    in the figure's own unit or, with `ceiling_is_ratio`, relative to nginx; `guarded_ceiling` is that of a
+    relayd with tokens, keys, limits and a log.
     """
 
     key: str
@@ -24,6 +25,7 @@ class Figure:
     has_ratio: bool = True
     ceiling: float | None = None
     ceiling_is_ratio: bool = False
+    guarded_ceiling: float | None = None
 
 
 ROWS = ("cpu", "latency", "streams", "memory", "idle")
@@ -35,6 +37,7 @@ FIGURES = (
         "CPU us/request, {connections} connections",
         ceiling=2.8,
         ceiling_is_ratio=True,
+        guarded_ceiling=3.2,
     ),
     Figure("requests_s", "cpu", "requests/s, {connections} connections", 0, has_ratio=False),
     Figure("latency_p50_us", "latency", "added latency P50 us, 1 connection", 0, added=True),

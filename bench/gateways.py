@@ -22,7 +22,7 @@ from bench.faults import BenchFault, Unavailable
 from bench.machine import Cores
 from bench.processes import Child, family_of, free_port
 from bench.toolchain import CACHE, ROOT, native
-from bench.wire import Address
+from bench.wire import ISSUER, SECRET, Address
 
 OPEN_FILES = 16384
 NGINX_PLACES = "/usr/sbin:/usr/local/sbin:/usr/local/nginx/sbin:/opt/homebrew/bin"
@@ -78,9 +78,9 @@ def _models(address: Address, key: str | None) -> tuple[int, bytes] | None:
 
 
 def answers(address: Address) -> bool:
-    """Whether GET /v1/models is answered with 200."""
+    """Whether GET /v1/models is answered: with 200, or with the wish for a credential."""
     answer = _models(address, None)
-    return answer is not None and answer[0] == 200
+    return answer is not None and answer[0] in (200, 401)
 
 
 # ---- what is started, by name ----
@@ -139,7 +139,29 @@ def relayd_command(listen: Address, worker: Address, folder: Path) -> list[str]:
     ]
 
 
-COMMANDS: dict[str, Command] = {"nginx": nginx_command, "aiohttp": aiohttp_command, "relayd": relayd_command}
+def guarded_command(listen: Address, worker: Address, folder: Path) -> list[str]:
+    """relayd with everything on that says no and writes down: tokens, keys, limits, metrics, a log."""
+    folder = folder / f"guarded-{listen.port}"
+    folder.mkdir()
+    template = string.Template((Path(__file__).parent / "guarded.yaml").read_text())
+    (folder / "keys.yaml").write_text(f"- {{sha256: {'0' * 64}, tenant: somebody}}\n")
+    (folder / "keys.yaml").chmod(0o600)
+    settings = folder / "relayd.yaml"
+    settings.write_text(
+        template.substitute(
+            listen=listen.authority, worker=worker.url, folder=folder, secret=SECRET, issuer=ISSUER
+        )
+    )
+    settings.chmod(0o600)
+    return [sys.executable, "-m", "relayd", "serve", "--config", str(settings)]
+
+
+COMMANDS: dict[str, Command] = {
+    "nginx": nginx_command,
+    "aiohttp": aiohttp_command,
+    "relayd": relayd_command,
+    "guarded": guarded_command,
+}
 
 
 def start(name: str, worker: Address, folder: Path, cores: Cores) -> Gateway:

@@ -67,6 +67,7 @@ def _figure_json(outcome: Outcome, figure: Figure, sizes: Sizes) -> dict[str, An
         "rounds": {column: outcome.samples(figure, column) for column in outcome.columns},
         "ceiling": figure.ceiling,
         "ceiling_is_ratio": figure.ceiling_is_ratio,
+        "guarded_ceiling": figure.guarded_ceiling,
     }
 
 
@@ -110,7 +111,8 @@ def _ratio(outcome: Outcome, figure: Figure, column: str) -> str:
 def _ceiling(figure: Figure) -> str:
     if figure.ceiling is None:
         return ""
-    return f"{figure.ceiling:.1f}x" if figure.ceiling_is_ratio else f"{figure.ceiling:.0f}"
+    text = f"{figure.ceiling:.1f}x" if figure.ceiling_is_ratio else f"{figure.ceiling:.0f}"
+    return text if figure.guarded_ceiling is None else f"{text} (guarded {figure.guarded_ceiling:.1f}x)"
 
 
 def _verdicts(outcome: Outcome, rows: tuple[str, ...], sizes: Sizes) -> list[str]:
@@ -118,11 +120,12 @@ def _verdicts(outcome: Outcome, rows: tuple[str, ...], sizes: Sizes) -> list[str
     above = []
     for figure in figures_of(rows):
         measure = outcome.ratio if figure.ceiling_is_ratio else outcome.value
-        value = measure(figure, "relayd") if figure.ceiling else None
-        if value is not None and figure.ceiling is not None and value > figure.ceiling:
-            unit = "x nginx's" if figure.ceiling_is_ratio else ""
-            title = _title(figure, outcome, sizes)
-            above.append(f"ABOVE THE CEILING: {title}: {value:.2f}{unit}, ceiling {figure.ceiling:g}")
+        unit = "x nginx's" if figure.ceiling_is_ratio else ""
+        title = _title(figure, outcome, sizes)
+        for column, ceiling in (("relayd", figure.ceiling), ("guarded", figure.guarded_ceiling)):
+            value = measure(figure, column) if ceiling and column in outcome.columns else None
+            if value is not None and ceiling is not None and value > ceiling:
+                above.append(f"ABOVE THE CEILING: {title}, {column}: {value:.2f}{unit}, ceiling {ceiling:g}")
     return above
 
 
