@@ -75,7 +75,7 @@ class Metrics:
         self.limited: Counter[str] = Counter()  # requests over a limit of relayd's own, by the fault's code
         self.unauthorized: dict[str, int] = {}  # credentials that were refused, by why
         self.retries = 0
-        self.reload_failed = False
+        self.reload_failed = False  # the last time that settings were read again
         self.connections = 0
         self.jwks_age_s: Callable[[], float | None] = lambda: None
         self.dropped_lines: Callable[[], Mapping[str, int]] = dict
@@ -192,6 +192,10 @@ class _Exposition(Collector):
         yield by_reason(
             "relayd_log_lines_dropped", "Log lines that could not be written", "sink", metrics.dropped_lines()
         )
+        yield gauge(
+            "relayd_config_reload_success", "0 while the settings in force are older than those on disk", (),
+            {(): int(not metrics.reload_failed)},
+        )  # fmt: skip
         age_s = metrics.jwks_age_s()
         if age_s is not None:
             yield GaugeMetricFamily(

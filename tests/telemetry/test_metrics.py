@@ -38,6 +38,7 @@ PROMISED = {
     "relayd_auth_refusals": ("counter", {"reason"}),
     "relayd_log_lines_dropped": ("counter", {"sink"}),
     "relayd_jwks_age_seconds": ("gauge", set()),
+    "relayd_config_reload_success": ("gauge", set()),
     "relayd_upstream_up": ("gauge", {"worker"}),
     "relayd_retries": ("counter", set()),
     "relayd_build_info": ("gauge", {"version", "python", "build"}),
@@ -137,6 +138,13 @@ def test_times_and_tokens_are_told_apart_by_model_and_worker():
         for kind, tokens in {"input": 6, "output": 8, "reasoning": 4, "cached_input": 2}.items():
             assert gateway.count("relayd_tokens_total", type=kind, **labels) == tokens
     assert gateway.count("relayd_request_duration_seconds_count") == 4
+
+
+def test_a_reload_that_failed_is_told():
+    gateway = Gateway(1)
+    assert gateway.count("relayd_config_reload_success") == 1
+    gateway.metrics.reload_failed = True
+    assert gateway.count("relayd_config_reload_success") == 0
 
 
 def test_the_build_is_told():
