@@ -141,11 +141,6 @@ class _Exposition(Collector):
         decision = HistogramMetricFamily("relayd_decision_seconds", "Time that choosing a worker took")
         decision.add_metric([], self.metrics.decision.buckets(), self.metrics.decision.sum_s)
         yield decision
-        yield GaugeMetricFamily(
-            "relayd_config_reload_success",
-            "0 if the settings were wrong when they were last read",
-            int(not self.metrics.reload_failed),
-        )
         info = InfoMetricFamily("relayd_build", "What is running")
         info.add_metric(
             [],
