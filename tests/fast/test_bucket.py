@@ -122,6 +122,13 @@ def test_what_is_charged_beyond_the_bucket_is_a_debt_that_time_pays():
     assert table.take(KEY, 1, START + 2_600_000_000) == 0
 
 
+def test_a_bucket_that_had_been_full_for_long_owes_no_less_for_that():
+    table = buckets(10, S, 10)
+    table.take(KEY, 10, START)
+    table.charge(KEY, 15, START + 100 * S)
+    assert table.full_in(KEY, START + 100 * S) == 1_500_000_000
+
+
 @pytest.mark.parametrize(("count", "period_ns"), [(1, S), (7919, S), (1, 86_400 * S), (10**15, S)])
 def test_a_debt_has_an_end_however_much_is_charged(count, period_ns):
     table = buckets(count, period_ns, 1)

@@ -141,6 +141,7 @@ def test_what_is_denied_uses_nothing_of_any_limit(narrow, of_model):
         answer = admit(known)
         if isinstance(answer, Grant):
             grant, answer = answer, known.reserve(answer, "m", 50, NOW, WALL)
+            assert use(known)[4:] == (before.tokens_left, before.quota_requests_used + 1, before.quota_used)
             known.refund(grant, NOW, WALL)
         assert isinstance(answer, Denial)
         assert use(known) == before
