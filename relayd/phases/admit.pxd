@@ -1,4 +1,5 @@
+from relayd.limits.addresses cimport Addresses
 from relayd.records cimport Exchange
 
 
-cpdef object admit(Exchange exchange, object settings, object addresses)
+cpdef object admit(Exchange exchange, object settings, Addresses addresses)

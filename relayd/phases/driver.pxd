@@ -5,10 +5,15 @@ from libc.stdint cimport int64_t
 
 from relayd._fast.head cimport RequestHead
 from relayd._fast.leg cimport Leg, Limits, Pool, RequestBody, Sweeper, Terms
+from relayd.auth.authenticator cimport Authenticator
+from relayd.limits.addresses cimport Addresses
+from relayd.limits.tenants cimport Limiter
 from relayd.phases.account cimport Books
 from relayd.phases.admit cimport admit
+from relayd.phases.authenticate cimport authenticate
 from relayd.phases.decide cimport decide
 from relayd.phases.decode cimport decode, has_seen_enough, permit, rename_model
+from relayd.phases.limit cimport limit, reserve, settle
 from relayd.records cimport Client, Exchange, Fleet, Route, Worker
 
 
@@ -31,9 +36,9 @@ cdef class Driver:
     cdef public bint asks_for_usage
     cdef public object rests
     cdef public object budget
-    cdef public object addresses
-    cdef public object authenticator
-    cdef public object limiter
+    cdef public Addresses addresses
+    cdef public Authenticator authenticator
+    cdef public Limiter limiter
     cdef public object wall
     cdef public Py_ssize_t max_body
     cdef public Py_ssize_t max_held
@@ -42,7 +47,7 @@ cdef class Driver:
     cdef public bint draining
 
     cpdef object begin(self, Exchange exchange)
-    cdef object _authenticate(self, Exchange exchange, object authenticator)
+    cdef object _authenticate(self, Exchange exchange, Authenticator authenticator)
     cdef object _limit(self, Exchange exchange)
     cdef bytes _answer_lines(self, Exchange exchange, Worker worker)
 
