@@ -75,6 +75,8 @@ class KeySource:
         """Take over what can change while the keys stay."""
         self._max_age_s = max(settings.max_age, COOL_DOWN_S)
         self._stale_for_s = max(settings.stale_for, COOL_DOWN_S)
+        if self.keys is not None:
+            self._due_at = min(self._due_at, self._fetched_at + self._max_age_s)
 
     @property
     def age_s(self) -> float:

@@ -103,6 +103,7 @@ PLACES = [
     (b"Bearer " + b"x" * 8193, None, "too_long"),
     (b"Bearer " + b"x" * 80_000, None, "too_long"),
     (b"Bearer " + b" " * 60 + b"x", None, "unknown_key"),
+    (b"Bearer " + b" " * 9000 + KEY, None, "too_long"),
     (None, b"x" * 8193, "too_long"),
     (None, b"x" * 80_000, "too_long"),
     (b"Bearer " + KEY[:-1], None, "unknown_key"),

@@ -346,7 +346,10 @@ async def test_a_reload_keeps_the_keys_of_the_same_url():
     world.who.reload(Auth(jwt=Jwt(**{**fields(JWT), "audience": "relayd", "max_age": 60.0})))
     assert world.who.remembered == 0
     assert world.ask() is True
+    await world.pass_time(59)
     assert world.issuer.fetches == 1
+    await world.pass_time(1)
+    assert world.issuer.fetches == 2
 
 
 def fields(jwt: Jwt) -> dict:
