@@ -77,6 +77,9 @@ cdef class Table:
     # The slot of a key, or NULL.
     cdef Slot* look(self, uint64_t low, uint64_t high) noexcept nogil
 
+    # A slot that nobody has had, where a key may lie, or NULL.
+    cdef Slot* unused(self, uint64_t low) noexcept nogil
+
 
 # Each function of the three tables with the halves of a key has a wrapper with the key as 16 bytes.
 

@@ -130,6 +130,15 @@ cdef class Table:
                 return slot
         return NULL
 
+    cdef Slot* unused(self, uint64_t low) noexcept nogil:
+        cdef int i
+        cdef Slot* slot
+        for i in range(PROBES):
+            slot = place(self, low, i)
+            if slot.low == 0 and slot.high == 0:
+                return slot
+        return NULL
+
 
 @cython.final
 cdef class Buckets(Table):
@@ -146,11 +155,13 @@ cdef class Buckets(Table):
         cdef Slot* best = self.look(low, high)
         if best is not NULL:
             return best
-        best = place(self, low, 0)
-        for i in range(1, PROBES):
-            slot = place(self, low, i)
-            if slot.word < best.word:
-                best = slot
+        best = self.unused(low)
+        if best is NULL:
+            best = place(self, low, 0)
+            for i in range(1, PROBES):
+                slot = place(self, low, i)
+                if slot.word < best.word:
+                    best = slot
         if best.word > self.rate.ticks(now_ns):
             self.forgotten += 1
         best.low = low
@@ -240,11 +251,13 @@ cdef class Counts(Table):
         cdef Slot* best = self.look(low, high)
         if best is not NULL:
             return best
-        best = place(self, low, 0)
-        for i in range(1, PROBES):
-            slot = place(self, low, i)
-            if slot.word < best.word:
-                best = slot
+        best = self.unused(low)
+        if best is NULL:
+            best = place(self, low, 0)
+            for i in range(1, PROBES):
+                slot = place(self, low, i)
+                if slot.word < best.word:
+                    best = slot
         if best.word > 0:
             self.forgotten += 1
         best.low = low
@@ -306,11 +319,13 @@ cdef class Quotas(Table):
         cdef Slot* best = self.look(low, high)
         if best is not NULL:
             return best
-        best = place(self, low, 0)
-        for i in range(1, PROBES):
-            slot = place(self, low, i)
-            if used_in(slot.word, window) < used_in(best.word, window):
-                best = slot
+        best = self.unused(low)
+        if best is NULL:
+            best = place(self, low, 0)
+            for i in range(1, PROBES):
+                slot = place(self, low, i)
+                if used_in(slot.word, window) < used_in(best.word, window):
+                    best = slot
         if used_in(best.word, window) > 0:
             self.forgotten += 1
         best.low = low
