@@ -108,6 +108,7 @@ class Gateway:
         if self.access_log is not None:
             self.metrics.dropped_lines = self.access_log.dropped
         if self.authenticator is not None:
+            self._warn(self.authenticator.warnings)
             self.metrics.unauthorized = self.authenticator.refused
             self.metrics.jwks_age_s = self._keys_age_s
         self.books = Books(self.metrics, self.fleet, self.access_log, self.pseudonym)
@@ -194,7 +195,7 @@ class Gateway:
         try:
             settings = self.settings if reread is None else reread()
             if self.authenticator is not None:
-                self.authenticator.reload(settings.auth)
+                self._warn(self.authenticator.reload(settings.auth))
         except SettingError as error:
             self.metrics.reload_failed = True
             log.error("the settings stay as they are: %s", error)
@@ -210,6 +211,10 @@ class Gateway:
         self.settings = self.status.settings = changed
         self.metrics.reload_failed = False
         log.info("settings read again%s", f"; a restart is needed for: {', '.join(kept)}" if kept else "")
+
+    def _warn(self, texts: Sequence[str]) -> None:
+        for text in texts:
+            log.warning("%s", text)
 
     def _keys_age_s(self) -> float | None:
         known = self.authenticator is not None and self.authenticator.source is not None
