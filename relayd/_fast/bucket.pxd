@@ -9,7 +9,8 @@
 # Slots lie in memory that was handed in.  A key lies in one of eight slots.  A slot that says nothing (a
 # full bucket, a count of 0, a window that is over) is free for others without anybody noticing; when all
 # eight say something, the one that says least is forgotten, which can only favour whoever it belonged to.  So
-# what is given back to a slot that is not there any more is dropped, and looking at a key makes no slot.
+# what is given back to a slot that is not there any more is dropped, and looking at a key, or asking for more
+# than it could ever have, makes no slot.
 #
 # A bucket is GCRA (ITU-T I.371, 1996) in one int64: the time at which it will be full again.  Taking
 # moves that time on by what was taken; a bucket may be behind by at most its burst.  What was used without

@@ -170,6 +170,8 @@ cdef class Buckets(Table):
         return best
 
     cpdef int64_t take_of(self, uint64_t low, uint64_t high, int64_t cost, int64_t now_ns) noexcept nogil:
+        if cost > self.rate.burst:
+            return -1       # and nobody is forgotten for it
         return self.rate.take(&self.find(low, high, now_ns).word, cost, now_ns)
 
     cpdef int64_t wait_of(self, uint64_t low, uint64_t high, int64_t cost, int64_t now_ns) noexcept nogil:
@@ -266,8 +268,12 @@ cdef class Counts(Table):
         return best
 
     cpdef bint take_of(self, uint64_t low, uint64_t high, int64_t most) noexcept nogil:
-        cdef int64_t* count = &self.find(low, high).word
-        cdef int64_t seen = load(count, RELAXED)
+        cdef int64_t* count
+        cdef int64_t seen
+        if most < 1:
+            return False
+        count = &self.find(low, high).word
+        seen = load(count, RELAXED)
         while seen < most:
             if swap(count, &seen, seen + 1, False, RELAXED, RELAXED):
                 return True
@@ -335,9 +341,13 @@ cdef class Quotas(Table):
 
     cpdef int64_t take_of(
             self, uint64_t low, uint64_t high, int64_t units, int64_t window, int64_t most) noexcept nogil:
-        cdef int64_t* word = &self.find(low, high, window).word
-        cdef int64_t seen = load(word, RELAXED), used, counted_in
+        cdef int64_t* word
+        cdef int64_t seen, used, counted_in
         most = min(most, UNITS_AT_MOST)
+        if units > most:
+            return ~self.window_of(low, high, window)
+        word = &self.find(low, high, window).word
+        seen = load(word, RELAXED)
         while True:
             counted_in = window_for(seen, window)
             used = used_in(seen, window)

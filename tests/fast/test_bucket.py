@@ -148,6 +148,7 @@ def test_looking_at_a_key_and_giving_back_for_one_that_was_forgotten_make_no_slo
         assert table.left(key(number), START) == 10
         assert table.wait(key(number), 10, START) == 0
         assert table.full_in(key(number), START) == 0
+        assert table.take(key(number), 11, START) == -1
         table.give_back(key(number), 5)
     assert table.forgotten == 0
     assert [table.left(key(number), START) for number in range(1, 9)] == [5] * 8

@@ -168,6 +168,19 @@ def test_more_than_can_be_counted_is_the_most_that_can_be():
     assert table.take(KEY, QUOTA_AT_MOST, 0, (1 << 63) - 1)
 
 
+def test_asking_for_more_than_there_ever_is_forgets_nobody():
+    table, full = counts(slots=8), quotas(slots=8)
+    for number in range(1, 9):
+        table.take(key(number), 1)
+        full.take(key(number), 1, 3, 10)
+    for number in range(9, 30):
+        assert not table.take(key(number), 0)
+        assert not full.take(key(number), 11, 3, 10)
+    assert table.forgotten == full.forgotten == 0
+    assert not full.take(key(50), 11, 7, 10)
+    assert full.window(key(50), 6) == 6
+
+
 def test_windows_that_are_over_make_room_unnoticed():
     table = quotas(slots=8)
     for window in range(20):
