@@ -43,6 +43,7 @@ cdef class RequestHead:
     cdef readonly Py_ssize_t content_length  # -1 when none was given
     cdef readonly bint chunked
     cdef readonly bint expect_continue
+    cdef readonly Py_ssize_t timeout_ms     # that the client will wait, 0 if it did not say
     cdef readonly bint anthropic            # has an anthropic-version line
     cdef bytes passed                       # the lines that go on as they are
     cdef bytes credentials                  # Authorization, x-api-key, api-key lines

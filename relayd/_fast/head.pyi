@@ -38,6 +38,7 @@ class RequestHead:
     content_length: int
     chunked: bool
     expect_continue: bool
+    timeout_ms: int
     anthropic: bool
     def for_worker(
         self,

@@ -56,6 +56,7 @@ cdef enum Action:
     DATE = 20
     ACCEL_BUFFERING = 21
     PLAIN_ID = 22
+    TIMEOUT = 23            # how long the client will wait
 
 HOP_BY_HOP = frozenset([
     b"keep-alive", b"proxy-connection", b"proxy-authorization", b"proxy-authenticate",
@@ -93,6 +94,7 @@ REQUEST_ACTIONS = {
     b"expect": EXPECT,
     b"via": VIA,
     b"anthropic-version": ANTHROPIC,
+    b"x-relayd-timeout-ms": TIMEOUT,
     **{name: DROP for name in HOP_BY_HOP | IDENTITY},
 }
 # Alt-Svc would send the client past relayd; a worker has no say over x-relayd-*.
@@ -116,6 +118,7 @@ RESPONSE_ACTIONS = {
 # chooses the spellings.
 cdef enum:
     SPELLINGS_KEPT = 2048
+    TIMEOUT_MS_AT_MOST = 604800000      # a week
 
 cdef dict request_spellings = {}
 cdef dict response_spellings = {}
@@ -589,6 +592,10 @@ cdef class RequestHead:
             if value.lower() != b"100-continue":
                 return HEAD_BAD_EXPECT
             self.expect_continue = True
+        elif action == TIMEOUT:
+            self.timeout_ms = read_length(value)
+            if not 0 < self.timeout_ms <= TIMEOUT_MS_AT_MOST:
+                return HEAD_BAD_VALUE
         elif action == VIA:
             if own_via and own_via in value:
                 return HEAD_LOOP

@@ -49,6 +49,7 @@ cdef class Driver:
     cpdef object begin(self, Exchange exchange)
     cdef object _authenticate(self, Exchange exchange, Authenticator authenticator)
     cdef object _limit(self, Exchange exchange)
+    cdef int64_t _patience_ns(self, RequestHead head) except -1
     cdef bytes _answer_lines(self, Exchange exchange, Worker worker)
 
     @cython.locals(body=RequestBody)

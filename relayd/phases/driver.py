@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from math import ceil
 
-from relayd._fast.head import http_date
+from relayd._fast.head import RequestHead, http_date
 from relayd._fast.leg import Leg, LegOutcome, LegState, Limits, Sweeper, Terms, now_ns
 from relayd._fast.sink import Sink, SinkState
 from relayd.auth.authenticator import Authenticator
@@ -46,6 +46,7 @@ LEG_ENDED = int(LegState.LEG_ENDED)
 SINK_NEW, SINK_STARTED = int(SinkState.SINK_NEW), int(SinkState.SINK_STARTED)
 
 NS = 1_000_000_000
+MS = 1_000_000
 DRAIN_AT_MOST_S = 120.0  # for a worker that may finish without its client
 
 
@@ -275,11 +276,15 @@ class Driver:
             facts.prompt_tokens,
             facts.output_tokens,
             exchange.ready_ns,
-            exchange.arrived_ns + self.total_ns,
+            exchange.arrived_ns + self._patience_ns(head),
         )
         exchange.leg = leg
         leg.begin()
         return None
+
+    def _patience_ns(self, head: RequestHead) -> int:
+        """Return how long a request may take, all in all: as the settings say, or as its client will wait."""
+        return min(self.total_ns, head.timeout_ms * MS) if head.timeout_ms else self.total_ns
 
     def _answer_lines(self, exchange: Exchange, worker: Worker) -> bytes:
         """Return the lines that relayd adds to an answer's head."""

@@ -651,3 +651,10 @@ def test_ids_are_hexadecimal_and_differ():
 
 def test_the_two_directions_have_their_own_lists():
     assert head_module.REQUEST_ACTIONS is not head_module.RESPONSE_ACTIONS
+
+
+def test_how_long_a_client_waits_is_for_relayd_alone():
+    head = read((b"X-Relayd-Timeout-Ms", b"2500"), (b"X-Relayd-Other", b"1"))
+    assert (head.fault, head.timeout_ms) == (HeadFault.HEAD_OK, 2500)
+    assert b"x-relayd" not in head.for_worker(b"w", b"", False, True, -2).lower()
+    assert read().timeout_ms == 0

@@ -579,6 +579,21 @@ def test_successes_fill_the_budget():
     assert gateway.driver.budget.tokens == pytest.approx(0.4)
 
 
+@pytest.mark.parametrize(("said", "too_late_s", "in_time_s"), [(b"1500", 2, 1), (b"604800000", 3601, 3599)])
+def test_a_client_may_say_how_long_it_waits(said, too_late_s, in_time_s):
+    for seconds, status in ((in_time_s, 0), (too_late_s, 504)):
+        gateway = Gateway(1, "first_token=off")
+        call = gateway.begin("GET", b"/x", (b"X-Relayd-Timeout-Ms", said), body=None)
+        gateway.sweeper.sweep(now_ns() + seconds * NS)
+        assert call.answer.status == status
+
+
+@pytest.mark.parametrize("said", [b"0", b"-1", b"1.5", b"soon", b"", b"9" * 18])
+def test_a_wait_that_is_no_number_is_refused(said):
+    call = Gateway(1).begin("GET", b"/x", (b"X-Relayd-Timeout-Ms", said), body=None)
+    assert (call.answer.status, call.error["code"]) == (400, "bad_header")
+
+
 def test_a_body_whose_beginning_is_gone_cannot_move():
     gateway = Gateway()
     call = Call(gateway, "PUT", 1)
