@@ -29,7 +29,7 @@ def as_table(outcome: Outcome, rows: tuple[str, ...], sizes: Sizes, versions: di
             *(_cell(outcome, figure, column) for column in outcome.columns),
         ]
         cells += [_ratio(outcome, figure, column) for column in compared]
-        lines.append([*cells, _ceiling(figure)] if has_ceiling else cells)
+        lines.append([*cells, _ceiling(figure, outcome)] if has_ceiling else cells)
     parts = [_aligned(lines)]
     if legend := _versions(versions):
         parts.append(legend)
@@ -108,11 +108,13 @@ def _ratio(outcome: Outcome, figure: Figure, column: str) -> str:
     return NOTHING if ratio is None else f"{ratio:.2f}x"
 
 
-def _ceiling(figure: Figure) -> str:
+def _ceiling(figure: Figure, outcome: Outcome) -> str:
     if figure.ceiling is None:
         return ""
     text = f"{figure.ceiling:.1f}x" if figure.ceiling_is_ratio else f"{figure.ceiling:.0f}"
-    return text if figure.guarded_ceiling is None else f"{text} (guarded {figure.guarded_ceiling:.1f}x)"
+    if figure.guarded_ceiling is None or "guarded" not in outcome.columns:
+        return text
+    return f"{text} (guarded {figure.guarded_ceiling:.1f}x)"
 
 
 def _verdicts(outcome: Outcome, rows: tuple[str, ...], sizes: Sizes) -> list[str]:

@@ -33,6 +33,15 @@ def test_figures_are_medians_and_ratios_are_of_one_round():
     assert line.split()[-4:] == ["20.0", "60.0", "2.00x", "2.8x"]
 
 
+def test_guarded_has_a_ceiling_of_its_own():
+    rounds = {"cpu": {"nginx": cpu(10.0), "relayd": cpu(27.0), "guarded": cpu(33.0)}}
+    table = as_table(Outcome(["nginx", "relayd", "guarded"], rounds=rounds), ("cpu",), Sizes(), VERSIONS)
+    assert "2.8x (guarded 3.2x)" in line_of(table, "CPU us/request")
+    above = [line for line in table.splitlines() if "ABOVE THE CEILING" in line]
+    assert len(above) == 1
+    assert "guarded: 3.30x nginx's, ceiling 3.2" in above[0]
+
+
 def test_what_a_gateway_adds_is_told_by_the_direct_measurement_of_the_round():
     def took(*p50s):
         return [{"latency_p50_us": p50, "latency_p99_us": p50} for p50 in p50s]
