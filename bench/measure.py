@@ -142,12 +142,13 @@ def _held(bench: Bench, gateway: Gateway, mode: str, request: bytes) -> tuple[fl
         bench, gateway, mode, request, {"count": bench.sizes.held, **_expected_bytes(bench)}
     ) as load:
         try:
-            if '"ready"' in (load.stdout.readline() if load.stdout else ""):
+            first = load.stdout.readline() if load.stdout else ""
+            held = base
+            if '"ready"' in first and '"errors"' not in first:
                 time.sleep(SETTLE_S)
                 held = memory_kib(gateway.pids())
-            else:
-                held = base
             output, complaint = load.communicate(timeout=30)
+            output = output or first  # it has ended before it was ready
         finally:
             load.kill()
     answer = _judge(output, complaint, load.returncode)
