@@ -53,6 +53,10 @@ _FORM_MODEL = re.compile(
 )
 
 
+# Whatever some reader of forms might take for a field of that name, wherever it stands.
+_NAMED_MODEL = re.compile(rb"""name\*?[ \t]*=[ \t]*["']?model["']?[ \t]*(?=[;\r\n])""", re.IGNORECASE)
+
+
 def has_seen_enough(exchange: Exchange, whole_forms: bool) -> bool:
     """True when `decode` can say what it will ever say; `whole_forms` if a form may have to be changed."""
     if exchange.route.body == "json":
@@ -131,6 +135,12 @@ def coding_of(exchange: Exchange) -> bytes:
 def permit(exchange: Exchange, fleet: Fleet) -> Fault | None:
     """Return a fault if the model is not one that is served, or not one that this tenant may use."""
     asked, known = exchange.model, None
+    if exchange.allowed is not None:
+        if exchange.route.name == "other":
+            # What a body there says is not read, so nothing would keep it from asking for another model.
+            return fault("path_forbidden", exchange.head.path[:128].decode("ascii"))
+        if exchange.route.body == "multipart" and len(_NAMED_MODEL.findall(exchange.body.whole())) != 1:
+            return fault("bad_body", "names its model more than once, or not at all", param="model")
     if fleet.declared:
         if not asked and exchange.route.body == "none":
             known = fleet.model_for_path(exchange.head.path)
@@ -145,8 +155,6 @@ def permit(exchange: Exchange, fleet: Fleet) -> Fault | None:
             return fault("model_not_found", repr(asked[:128]) + hint, param="model")
         exchange.model = known.name
     if exchange.allowed is not None and not exchange.allowed & {exchange.model, asked}:
-        if not exchange.model:
-            return fault("path_forbidden", exchange.head.path[:128].decode("ascii"))
         return fault("model_forbidden", repr(asked[:128]), param="model")
     return None
 

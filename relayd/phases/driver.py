@@ -155,7 +155,7 @@ class Driver:
         exchange.phase = "body"
         if body.size > self.max_body:
             return self.body_failed(exchange, too_large(self.settings))
-        if has_seen_enough(exchange, self.fleet.renames):
+        if has_seen_enough(exchange, self.fleet.renames or exchange.allowed is not None):
             self._decode(exchange)
         if not body.complete and not exchange.ended:
             exchange.door.want_body()
@@ -178,7 +178,9 @@ class Driver:
             return self.body_failed(exchange, too_large(self.settings))
         if not self._hold(exchange):
             return self.body_failed(exchange, fault("overloaded", retry_after_s=1.0))
-        if exchange.phase == "body" and has_seen_enough(exchange, self.fleet.renames):
+        if exchange.phase == "body" and has_seen_enough(
+            exchange, self.fleet.renames or exchange.allowed is not None
+        ):
             exchange.ready_ns = now_ns()
             self._decode(exchange)
         return None
@@ -479,6 +481,8 @@ class Driver:
             lines += b"\r\n" if why.code == "credential_missing" else b', error="invalid_token"\r\n'
         if self.limiter is not None and exchange.grant is not None:
             lines += self.limiter.lines(exchange.grant, now_ns())
+        elif self.limiter is not None and exchange.tenant:
+            lines += self.limiter.lines_of(exchange.tenant, exchange.tier, now_ns())
         return lines
 
     def answer(self, exchange: Exchange, status: int, body: bytes, lines: bytes) -> None:

@@ -826,3 +826,14 @@ def test_heads_are_fed_one_by_one(data, pieces):
 )
 def test_a_head_ends_where_a_read_cut_its_end(seam, data, pieces):
     assert list(after_blank_lines(data, seam)) == pieces
+
+
+@within_a_loop
+def test_behind_a_body_that_asked_for_another_protocol_nothing_is_served():
+    """What follows it in the same read is lost to aiohttp's parser: its rest must not become a request."""
+    place = Place()
+    place.driver.instantly = True
+    upgrade = POST.replace(b"\r\n\r\n", b"\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n")
+    place.send(upgrade + BODY + POST.replace(b"13", b"%d" % len(GET)) + GET)
+    assert [exchange.head.method for exchange in place.driver.begun] == ["POST"]
+    assert place.door.state == DoorState.CLOSING

@@ -512,7 +512,7 @@ def test_paths_that_are_not_known():
     exchange, code = permitted(fleet, b"", path=b"/x/y")
     assert (code, exchange.model) == (None, "small")
     assert permitted(fleet, b"", path=OTHER)[1] == "path_not_found"
-    assert permitted(fleet, b"", frozenset({"large"}), path=b"/x/y")[1] == "model_forbidden"
+    assert permitted(fleet, b"", frozenset({"small"}), path=b"/x/y")[1] == "path_forbidden"
     assert permitted(Fleet([worker("w")]), b"", frozenset({"large"}), path=OTHER)[1] == "path_forbidden"
     assert permitted(Fleet([worker("w")]), b"", path=OTHER)[1] is None
 
@@ -557,3 +557,40 @@ def test_a_form_asks_for_the_workers_name():
     assert permit(exchange, declared_fleet()) is None
     assert rename_model(exchange, "large-v2", LIMIT) is None
     assert exchange.body.whole() == form.replace(b"\r\nbig\r\n", b"\r\nlarge-v2\r\n")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [b"/v1/ch%61t/completions", b"//v1/chat/completions", b"/v1/chat/completions/", b"/v1/Chat/completions"],
+)
+def test_an_allow_list_is_not_got_around_by_a_path(path):
+    said = {"model": "large"}
+    assert (
+        permitted(declared_fleet(), said, frozenset({"small"}), path=path + b"?model=small")[1]
+        == "path_forbidden"
+    )
+
+
+DECOY = b'Content-Disposition: form-data; name="model"\r\n\r\nsmall\r\n'
+REAL = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nlarge\r\n'
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nxx\r\n'
+        + DECOY
+        + REAL
+        + b"--b--\r\n",
+        DECOY + REAL + b"--b--\r\n",
+        b"--b\r\n" + DECOY + REAL + b"--b--\r\n",
+        b"--b\r\n"
+        + DECOY
+        + REAL.replace(b"Content-Disp", b"Content-Type: text/plain\r\nContent-Disp")
+        + b"--b--\r\n",
+    ],
+)
+def test_an_allow_list_is_not_got_around_by_a_form(form):
+    assert permitted(declared_fleet(), form, frozenset({"small"}), path=FORM)[1] == "bad_body"
+    once = b"--b\r\n" + DECOY + b"--b--\r\n"
+    assert permitted(declared_fleet(), once, frozenset({"small"}), path=FORM)[1] is None
