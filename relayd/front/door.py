@@ -421,7 +421,7 @@ class Door:
         if head.size > self.house.max_head:
             limit = f"more than {self.house.max_head} bytes (front.max_head)"
             return self._refuse_unread(fault("head_too_large", limit))
-        # Behind a body that asked for another protocol aiohttp drops bytes: what follows cannot be told apart.
+        # Behind a body that asked for another protocol aiohttp drops bytes: what follows is not clear.
         unclear = message.upgrade and payload is not EMPTY_PAYLOAD
         keep_alive = not (message.should_close or head.fault or minor < 0 or self.house.draining or unclear)
         sink = self.sink = HttpSink(self.outlet, 0 if minor == 0 else 1, message.method == "HEAD", keep_alive)
