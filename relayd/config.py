@@ -152,14 +152,9 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     quota_requests: _QUOTA_REQUESTS = None
 
 
-class Tier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Tier(Allowance, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much each tenant of a tier may ask."""
 
-    requests: _RATE_REQUESTS = None
-    tokens: _RATE_TOKENS = None
-    concurrency: _CONCURRENCY = 0
-    quota: _QUOTA = None
-    quota_requests: _QUOTA_REQUESTS = None
     models: Annotated[dict[str, Allowance], _table(read_name, "further limits, by model")] = {}
 
 
