@@ -61,6 +61,9 @@ cdef class Client:
     cdef public str address
     cdef public bytes host
     cdef public bytes lines
+    cdef public bytes credential
+    cdef public bint in_authorization
+    cdef public bytes digest
 
 
 cdef class Exchange:

@@ -162,13 +162,17 @@ class Route:
 class Client:
     """Who is on the other end of a connection.
 
-    Connections serve many requests for the same host, so the lines about it that go to workers are kept.
+    Connections serve many requests for the same host, so the lines about it that go to workers are kept;
+    and most of them come with the same credential, so what that is remembered by is kept.
     """
 
     def __init__(self, address: str) -> None:
         self.address = address  # without the port; "unix" for a local socket
         self.host: bytes | None = None  # that `lines` were made for
         self.lines: bytes | None = None
+        self.credential: bytes | None = None  # its last one, as received, unless it was long
+        self.in_authorization = False  # which header that was
+        self.digest = b""  # what the authenticator knows it by
 
 
 class Exchange:

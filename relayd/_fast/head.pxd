@@ -4,7 +4,7 @@
 # and spelling.  One pass over it checks every name and value, notes the few that relayd itself acts
 # on, and joins the rest, untouched, into one block of "Name: value\r\n" lines.
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 # What is wrong with a request's head; the numbers index faults.HEAD_FAULTS.
 cpdef enum HeadFault:
@@ -92,3 +92,7 @@ cdef bytes length_line(Py_ssize_t length)
 
 # Random lower-case hexadecimal digits, 16 a word.
 cpdef bytes random_hex(int words)
+
+# The three X-RateLimit lines of a rate, named and written as OpenAI's API has them.  what: "Requests" or
+# "Tokens", at most 32 bytes; full_in_ns: until the bucket is full again.  ValueError: longer, or negative.
+cpdef bytes rate_lines(bytes what, int64_t most, int64_t left, int64_t full_in_ns)

@@ -17,7 +17,7 @@ Called once per request and once per answer, on the loop's thread; 2-3 us for a 
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memchr, memcpy, strlen
 from libc.time cimport time, time_t
@@ -119,6 +119,9 @@ RESPONSE_ACTIONS = {
 cdef enum:
     SPELLINGS_KEPT = 2048
     TIMEOUT_MS_AT_MOST = 604800000      # a week
+
+# A number in each byte of a word.
+cdef uint64_t EACH_1 = 0x0101010101010101, EACH_32 = 0x2020202020202020, EACH_128 = 0x8080808080808080
 
 cdef dict request_spellings = {}
 cdef dict response_spellings = {}
@@ -259,6 +262,61 @@ cdef int put_number(char* out, uint64_t number) noexcept nogil:
     return size
 
 
+cdef int put_rate_name(char* out, const char* start, bytes what) noexcept:
+    """Write `start`, the kind of a rate, and a colon; return how many bytes."""
+    cdef int size = <int> strlen(start), more = <int> PyBytes_GET_SIZE(what)
+    memcpy(out, start, size)
+    memcpy(out + size, PyBytes_AS_STRING(what), more)
+    memcpy(out + size + more, b": ", 2)
+    return size + more + 2
+
+
+cdef int put_duration(char* out, uint64_t ns) noexcept nogil:
+    """Write a duration as Go does, in milliseconds rounded up: `0s`, `12ms`, `1.5s`, `6m0s`; at most 32."""
+    cdef uint64_t ms = ns // 1000000 + (ns % 1000000 != 0), seconds = ms // 1000
+    cdef int size = 0
+    if 0 < ms < 1000:
+        size = put_number(out, ms)
+        out[size] = b'm'
+        out[size + 1] = b's'
+        return size + 2
+    if seconds >= 3600:
+        size += put_number(out, seconds // 3600)
+        out[size] = b'h'
+        size += 1
+    if seconds >= 60:
+        size += put_number(out + size, seconds // 60 % 60)
+        out[size] = b'm'
+        size += 1
+    size += put_number(out + size, seconds % 60)
+    ms %= 1000
+    if ms:
+        out[size] = b'.'
+        out[size + 1] = 48 + <char> (ms // 100)
+        out[size + 2] = 48 + <char> (ms // 10 % 10)
+        out[size + 3] = 48 + <char> (ms % 10)
+        size += 4
+        while out[size - 1] == 48:
+            size -= 1
+    out[size] = b's'
+    return size + 1
+
+
+cpdef bytes rate_lines(bytes what, int64_t most, int64_t left, int64_t full_in_ns):
+    cdef char[320] lines
+    cdef int size = 0
+    if PyBytes_GET_SIZE(what) > 32 or min(most, left, full_in_ns) < 0:
+        raise ValueError("a longer name, or a negative number, than lines of a rate have")
+    size += put_rate_name(lines, b"X-RateLimit-Limit-", what)
+    size += put_number(lines + size, <uint64_t> most)
+    size += put_rate_name(lines + size, b"\r\nX-RateLimit-Remaining-", what)
+    size += put_number(lines + size, <uint64_t> left)
+    size += put_rate_name(lines + size, b"\r\nX-RateLimit-Reset-", what)
+    size += put_duration(lines + size, <uint64_t> full_in_ns)
+    memcpy(lines + size, b"\r\n", 2)
+    return lines[:size + 2]
+
+
 cdef bytes length_line(Py_ssize_t length):
     """Return the Content-Length line of a body of `length` bytes."""
     cdef char[48] line
@@ -280,11 +338,34 @@ cdef bint is_token(bytes name) noexcept:
 cdef bint is_clean(bytes value) noexcept:
     """True if there is no control byte but tab in `value`."""
     cdef const unsigned char* text = <const unsigned char*> PyBytes_AS_STRING(value)
-    cdef Py_ssize_t i
-    cdef unsigned char bad = 0
-    for i in range(PyBytes_GET_SIZE(value)):        # without a way out, so that it is done 16 at a time
-        bad |= (text[i] < 32) & (text[i] != 9) | (text[i] == 127)
-    return bad == 0
+    cdef Py_ssize_t i = 0, k, size = PyBytes_GET_SIZE(value)
+    cdef uint64_t word
+    while i + 8 <= size:
+        memcpy(&word, text + i, 8)
+        if not has_control(word):
+            i += 8
+            continue
+        for k in range(i, i + 8):                   # a tab, a byte above 127, or what is looked for
+            if is_control(text[k]):
+                return False
+        i += 8
+    for k in range(i, size):
+        if is_control(text[k]):
+            return False
+    return True
+
+
+cdef inline bint is_control(unsigned char byte) noexcept nogil:
+    return byte < 32 and byte != 9 or byte == 127
+
+
+cdef inline uint64_t has_control(uint64_t word) noexcept nogil:
+    """0 only if each of the eight bytes is printable ASCII or space.
+
+    A byte of 32 or more keeps its top bit when 32 is taken from it with the top bit set before; adding 1
+    sets that of 127.
+    """
+    return ((((word | EACH_128) - EACH_32) ^ EACH_128) | (word + EACH_1) | word) & EACH_128
 
 
 cdef bint is_digits(const unsigned char* text, Py_ssize_t size) noexcept:
@@ -378,11 +459,18 @@ cdef bint is_traceparent(bytes value) noexcept:
     return True
 
 
-cdef bint has_two_credentials(bytes value):
+cdef bint has_two_credentials(bytes value) noexcept:
     """True for `Bearer a, Bearer b` and other ways to put two into one line."""
-    cdef bytes scheme, rest
-    scheme, _, rest = value.partition(b" ")
-    return scheme.lower() == b"bearer" and (b"," in rest or b" " in rest.strip())
+    cdef const char* text = PyBytes_AS_STRING(value)
+    cdef Py_ssize_t start = 7, end = PyBytes_GET_SIZE(value)
+    if end < start or strncasecmp(text, b"bearer ", 7) != 0:
+        return False
+    while start < end and text[start] == 32:
+        start += 1
+    while start < end and text[end - 1] == 32:
+        end -= 1
+    return (memchr(text + start, b',', end - start) is not NULL
+            or memchr(text + start, b' ', end - start) is not NULL)
 
 
 # --- actions ----------------------------------------------------------------------------------------

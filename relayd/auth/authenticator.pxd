@@ -1,5 +1,9 @@
 # relayd/auth/authenticator.pxd -- the C types of authenticator.py: docs/decisions/004.
 
+cimport cython
+
+from relayd.records cimport Client
+
 
 cdef class Authenticator:
     cdef public long long hits
@@ -15,8 +19,11 @@ cdef class Authenticator:
     cdef object _ring
     cdef object _api_keys
 
-    cpdef object check(self, bytes authorization, bytes api_key, double now)
+    @cython.locals(digest=bytes, header=bytes)
+    cpdef object check(self, bytes authorization, bytes api_key, double now, Client client=*)
     cpdef bint knows(self, bytes authorization, bytes api_key, double now) except -1
 
 
+cdef bint is_same(Client client, bytes header, bint is_authorization) except -1
+cdef object note_last(Client client, bytes header, bint is_authorization, bytes digest)
 cdef bytes digest_of(bytes header, bint is_authorization)

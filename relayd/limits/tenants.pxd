@@ -4,11 +4,9 @@ cimport cython
 from libc.stdint cimport int64_t
 
 from relayd._fast.bucket cimport Buckets
+from relayd._fast.head cimport rate_lines
 from relayd.limits.grants cimport Grant
 from relayd.limits.scopes cimport Scope, Tenant
-
-
-cdef int64_t MS
 
 
 cdef class Limiter:
@@ -43,9 +41,5 @@ cdef class Limiter:
 cdef Buckets tighter(Buckets one, Buckets other, Tenant tenant, int64_t now_ns)
 
 
-@cython.locals(most=int64_t, left=int64_t)
-cdef str rate_lines(str what, Buckets buckets, Tenant tenant, int64_t now_ns)
-
-
-@cython.locals(ms=int64_t, seconds=int64_t)
-cpdef str go_duration(int64_t ns)
+@cython.locals(left=int64_t, full_in_ns=int64_t)
+cdef bytes lines_of_rate(bytes what, Buckets buckets, Tenant tenant, int64_t now_ns)

@@ -21,6 +21,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from relayd._fast.bucket import Buckets
+from relayd._fast.head import rate_lines
 from relayd.config import Tier
 from relayd.limits.grants import Grant
 from relayd.limits.scopes import Denial, Scope, Tables, Tenant
@@ -29,7 +30,6 @@ SLOTS = 1 << 16  # tenants that are remembered by each limit
 KNOWN_AT_MOST = 4096  # tenants whose names and keys are kept at hand
 SHOWN_AT_MOST = 1000
 TOKENS_AT_MOST = 1_000_000_000  # that one request is believed to use
-MS = 1_000_000
 
 
 class Use(NamedTuple):
@@ -150,10 +150,8 @@ class Limiter:
             of_model = grant.model.scope
             requests = tighter(requests, of_model.requests, tenant, now_ns)
             tokens = tighter(tokens, of_model.tokens, tenant, now_ns)
-        if requests is None and tokens is None:
-            return b""
-        text = rate_lines("Requests", requests, tenant, now_ns) + rate_lines("Tokens", tokens, tenant, now_ns)
-        return text.encode("ascii")
+        lines = lines_of_rate(b"Requests", requests, tenant, now_ns)
+        return lines + lines_of_rate(b"Tokens", tokens, tenant, now_ns)
 
     def lines_of(self, tenant_name: str, tier_name: str, now_ns: int) -> bytes:
         """Return the X-RateLimit-* lines of an answer to whom admit has denied."""
@@ -207,32 +205,13 @@ def tighter(one: Buckets | None, other: Buckets | None, tenant: Tenant, now_ns: 
     return other if other.left_of(tenant.low, tenant.high, now_ns) <= left else one
 
 
-def rate_lines(what: str, buckets: Buckets | None, tenant: Tenant, now_ns: int) -> str:
-    """Return the three lines of one rate, named and written as OpenAI's API has them."""
+def lines_of_rate(what: bytes, buckets: Buckets | None, tenant: Tenant, now_ns: int) -> bytes:
+    """Return the lines of one rate, none of no rate."""
     if buckets is None:
-        return ""
-    most = buckets.rate.burst
+        return b""
     left = buckets.left_of(tenant.low, tenant.high, now_ns)
-    reset = go_duration(buckets.full_in_of(tenant.low, tenant.high, now_ns))
-    return (
-        f"X-RateLimit-Limit-{what}: {most}\r\n"
-        f"X-RateLimit-Remaining-{what}: {left}\r\n"
-        f"X-RateLimit-Reset-{what}: {reset}\r\n"
-    )
-
-
-def go_duration(ns: int) -> str:
-    """Return a duration as Go writes it, in milliseconds rounded up: `0s`, `12ms`, `1.5s`, `6m0s`."""
-    ms = (ns + MS - 1) // MS
-    if 0 < ms < 1000:
-        return f"{ms}ms"
-    seconds, ms = ms // 1000, ms % 1000
-    fraction = f".{ms:03d}".rstrip("0") if ms else ""
-    if seconds < 60:
-        return f"{seconds}{fraction}s"
-    if seconds < 3600:
-        return f"{seconds // 60}m{seconds % 60}{fraction}s"
-    return f"{seconds // 3600}h{seconds // 60 % 60}m{seconds % 60}{fraction}s"
+    full_in_ns = buckets.full_in_of(tenant.low, tenant.high, now_ns)
+    return rate_lines(what, buckets.rate.burst, left, full_in_ns)
 
 
 def use_of(tenant: Tenant, scope: Scope, now_ns: int, now_wall: float) -> Use:

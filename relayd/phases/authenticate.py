@@ -21,7 +21,7 @@ def authenticate(
     tired_ns = addresses.failures_wait_ns(exchange.address, now_ns)
     if tired_ns and not authenticator.knows(head.authorization, head.api_key, now_wall):
         return fault("credentials_tried", retry_after_s=tired_ns / 1e9)
-    verdict = authenticator.check(head.authorization, head.api_key, now_wall)
+    verdict = authenticator.check(head.authorization, head.api_key, now_wall, exchange.client)
     if isinstance(verdict, Tenant):
         exchange.tenant = verdict.name
         exchange.tier = verdict.tier
