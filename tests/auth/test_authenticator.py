@@ -5,18 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from relayd.auth import authenticator as room
+from relayd.auth.authenticator import LONGEST_KEPT
 from relayd.auth.base import REASONS, Refused, Tenant
 from relayd.auth.jwt import Key
 from relayd.auth.material import is_wanted
 from relayd.auth.strict import encode_base64url
 from relayd.config import Auth, Jwt
 from relayd.readers import Secret, SettingError
+from relayd.records import Client
 from tests.auth.stage import (
     ED25519,
     NOW,
@@ -165,6 +168,37 @@ def test_a_signature_is_checked_once(who, signatures):
         assert reason_of(who, TOKEN) == ""
     assert len(signatures) == 1
     assert (who.hits, who.misses, who.remembered) == (4, 1, 1)
+
+
+@settings(deadline=None, max_examples=60)
+@given(steps=st.lists(st.integers(0, len(PLACES)), min_size=2, max_size=12))
+@example(steps=[3, 3, len(PLACES), 3])
+@example(steps=[5, PLACES.index((KEY, None, "bad_scheme")), 5])
+def test_a_connection_that_was_heard_before_is_answered_like_a_new_one(steps):
+    """Whatever came on it, in either header: what a connection keeps saves hashing, and says nothing."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder)
+        text = entry(KEY, "team") + entry(DOTTED, "dots")
+        jwt = Jwt(public_key=write(path / "key.pem", pem(RSA)), audience="relayd")
+        who = authenticator(jwt, write(path / "keys.yaml", text))
+        kept = Client("192.0.2.1")
+        for step in steps:
+            if step == len(PLACES):  # the key of "team" is somebody else's from now on
+                (path / "keys.yaml").write_text(text.replace("team", "others"))
+                who.reload(Auth(jwt=jwt, keys=str(path / "keys.yaml")))
+                continue
+            authorization, api_key, _ = PLACES[step]
+            said = name_or_reason(who.check(authorization, api_key, NOW, kept))
+            assert said == name_or_reason(who.check(authorization, api_key, NOW))
+
+
+def test_a_connection_keeps_no_long_credential(who):
+    client = Client("192.0.2.1")
+    long = token(more="x" * LONGEST_KEPT)
+    assert name_or_reason(who.check(b"Bearer " + long, None, NOW, client)) == "alice"
+    assert client.credential is None
+    who.check(b"Bearer " + KEY, None, NOW, client)
+    assert client.credential == b"Bearer " + KEY
 
 
 def test_what_is_remembered_ends(who):

@@ -7,7 +7,7 @@ import string
 
 import h11
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relayd._fast import head as head_module
@@ -83,6 +83,8 @@ BAD = [
     ),
     (HeadFault.HEAD_BAD_CREDENTIAL, {"headers": [(b"Authorization", b"Bearer a, Bearer b")]}),
     (HeadFault.HEAD_BAD_CREDENTIAL, {"headers": [(b"Authorization", b"bearer a b")]}),
+    (HeadFault.HEAD_BAD_CREDENTIAL, {"headers": [(b"Authorization", b"BEARER   a,")]}),
+    (HeadFault.HEAD_BAD_CREDENTIAL, {"headers": [(b"Authorization", b"Bearer ,a  ")]}),
     (HeadFault.HEAD_BAD_EXPECT, {"headers": [(b"Expect", b"200-ok")]}),
     (HeadFault.HEAD_BAD_EXPECT, {"headers": [(b"Expect", b"")]}),
 ]
@@ -601,6 +603,23 @@ def test_only_tokens_are_names(names):
         is_token = all(chr(byte) in TCHARS for byte in name)
         fault = RequestHead("GET", b"/", 0, [(name, b"1")]).fault
         assert (fault == HeadFault.HEAD_BAD_NAME) is not is_token
+
+
+@given(st.binary(max_size=40))
+@example(b"\t" * 9)
+@example(bytes(range(32, 127)) + bytes(range(128, 256)))
+def test_only_values_without_control_bytes_are_values(value):
+    is_clean = all(byte == 9 or 32 <= byte != 127 for byte in value)
+    assert (RequestHead("GET", b"/", 0, [(b"X-A", value)]).fault == HeadFault.HEAD_OK) is is_clean
+
+
+def test_a_control_byte_is_found_at_every_place():
+    for size in range(1, 26):
+        for at in range(size):
+            for byte in (*range(32), 127, 128, 255):
+                value = b"\xff" * at + bytes([byte]) + b"~" * (size - at - 1)
+                fault = RequestHead("GET", b"/", 0, [(b"X-A", value)]).fault
+                assert (fault == HeadFault.HEAD_BAD_VALUE) is (byte not in (9, 128, 255))
 
 
 def test_a_flood_of_spellings_changes_nothing():
