@@ -72,6 +72,7 @@ KINDS = {
         FaultKind("body_timeout", 408, "client", "the request's body stopped arriving"),
         FaultKind("body_too_large", 413, "client", "the request's body is larger than {detail} (max_body)"),
         FaultKind("bad_body", 400, "client", "the request's body {detail}"),
+        FaultKind("bad_query", 400, "client", "the query {detail}"),
         FaultKind("body_coding", 415, "client", "the body's coding {detail} is not read here"),
         # Who asks.
         FaultKind(

@@ -29,7 +29,7 @@ from relayd._fast.turn import Turn
 from relayd.admin.app import make_app
 from relayd.admin.status import Status
 from relayd.auth.authenticator import Authenticator
-from relayd.auth.material import is_wanted
+from relayd.auth.material import Material, is_wanted, read_material
 from relayd.config import Settings, Tls, WorkerSettings
 from relayd.front.door import House
 from relayd.limits.tenants import Limiter
@@ -91,6 +91,8 @@ class Gateway:
         self._admin: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
         self._key_keeper: asyncio.Task[None] | None = None
+        self._reloading: asyncio.Task[None] | None = None
+        self._reload_wanted = False
 
     async def start(self) -> None:
         """Listen and learn what the workers serve.
@@ -113,9 +115,7 @@ class Gateway:
             self.metrics.jwks_age_s = self._keys_age_s
         self.books = Books(self.metrics, self.fleet, self.access_log, self.pseudonym)
         self.discovery = Discovery(self.fleet, self.tls, log.warning)
-        limiter = (
-            Limiter(self.settings.limits.tiers, now_ns(), time.time()) if self.settings.limits.tiers else None
-        )
+        limiter = make_limiter(self.settings)
         self.driver = Driver(
             self.settings, self.fleet, self.policy, self.sweeper, self.books, self.discovery,
             self.authenticator, limiter,
@@ -181,6 +181,7 @@ class Gateway:
     async def drain(self) -> None:
         """Stop as a balancer would like it: not ready, then not accepting, then finish what runs."""
         self.draining = self.driver.draining = True
+        log.info("stopping: %d requests are under way", self.metrics.in_flight)
         await asyncio.sleep(self.settings.drain_delay)
         self.stop_accepting()
         self.house.drain()
@@ -191,24 +192,41 @@ class Gateway:
             log.warning("still open after drain_timeout: %d client connections", len(self.house.doors))
 
     def reload(self, reread: Callable[[], Settings] | None) -> None:
-        """Take new keys and limits; what is wrong changes nothing."""
-        try:
-            settings = self.settings if reread is None else reread()
-            if self.authenticator is not None:
-                self._warn(self.authenticator.reload(settings.auth))
-        except SettingError as error:
-            self.metrics.reload_failed = True
-            log.error("the settings stay as they are: %s", error)
-            return
+        """Begin to take new keys and limits; while that goes on, further calls come to one more."""
+        self._reload_wanted = True
+        if self._reloading is None or self._reloading.done():
+            self._reloading = asyncio.get_running_loop().create_task(self._reload(reread))
+
+    async def _reload(self, reread: Callable[[], Settings] | None) -> None:
+        while self._reload_wanted:
+            self._reload_wanted = False
+            try:
+                # On another thread: a file with many keys takes seconds to read.
+                settings, material = await asyncio.to_thread(self._read_again, reread)
+            except SettingError as error:
+                self.metrics.reload_failed = True
+                log.error("the settings stay as they are: %s", error)
+            else:
+                self._take_over(settings, material)
+
+    def _read_again(self, reread: Callable[[], Settings] | None) -> tuple[Settings, Material | None]:
+        settings = self.settings if reread is None else reread()
+        return settings, read_material(settings.auth) if self.authenticator is not None else None
+
+    def _take_over(self, settings: Settings, material: Material | None) -> None:
+        """Take what can change while relayd runs; what is under way goes on."""
         kept = needs_restart(self.settings, settings)
-        if settings.limits.tiers != self.settings.limits.tiers and self.driver.limiter is not None:
-            self.driver.limiter = self.status.limiter = make_limiter(settings)
-        changed = msgspec.structs.replace(
-            self.settings,
-            auth=settings.auth,
-            limits=msgspec.structs.replace(self.settings.limits, tiers=settings.limits.tiers),
-        )
-        self.settings = self.status.settings = changed
+        changed: dict[str, Any] = {}
+        if self.authenticator is not None and material is not None and is_wanted(settings.auth):
+            self.authenticator.adopt(material)
+            self._warn(material.warnings)
+            changed["auth"] = settings.auth
+        tiers = settings.limits.tiers
+        if self.driver.limiter is not None and tiers:
+            self.driver.limiter.reload(tiers, now_ns())
+            changed["limits"] = msgspec.structs.replace(self.settings.limits, tiers=tiers)
+        self.settings = msgspec.structs.replace(self.settings, **changed)
+        self.status.show(self.settings)
         self.metrics.reload_failed = False
         log.info("settings read again%s", f"; a restart is needed for: {', '.join(kept)}" if kept else "")
 
@@ -224,6 +242,7 @@ class Gateway:
         """Open log files anew: they have been moved away."""
         if self.access_log is not None:
             self.access_log.reopen()
+            log.info("log files opened anew")
 
     def stop_accepting(self) -> None:
         """Close the listener; open connections stay."""
@@ -234,6 +253,8 @@ class Gateway:
         """Cut what is left and give everything back."""
         self.draining = True
         self.stop_accepting()
+        if self._reloading is not None:
+            self._reloading.cancel()
         self.house.shutdown()
         self.discovery.close()
         if self._key_keeper is not None and self.authenticator is not None:
@@ -369,9 +390,12 @@ async def answers(path: str) -> bool:
 def needs_restart(old: Settings, new: Settings) -> list[str]:
     """Return the settings that have changed and that only a restart brings in."""
     changed = [name for name in old.__struct_fields__ if getattr(old, name) != getattr(new, name)]
+    taken = set()
     if bool(old.limits.tiers) == bool(new.limits.tiers) and old.limits.per_address == new.limits.per_address:
-        changed = [name for name in changed if name != "limits"]
-    return [name for name in changed if name != "auth"]
+        taken.add("limits")
+    if is_wanted(old.auth) == is_wanted(new.auth):
+        taken.add("auth")
+    return [name for name in changed if name not in taken]
 
 
 def check_parser() -> None:

@@ -32,12 +32,16 @@ class Status:
         authenticator: Authenticator | None,
         limiter: Limiter | None,
     ) -> None:
-        self.settings = settings
+        self.show(settings)
         self.workers = workers
         self.metrics = metrics
         self.authenticator = authenticator
         self.limiter = limiter
         self.started_s = time.time()
+
+    def show(self, settings: Settings) -> None:
+        """Take the settings that are in force."""
+        self.settings = settings
         self.digest = digest_of(settings)
 
     def report(self) -> dict[str, Any]:
@@ -122,7 +126,8 @@ def table(title: str, rows: Iterable[dict[str, Any]]) -> str:
     names = list(rows[0])
     head = "".join(f"<th>{escape(name)}" for name in names)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell(row.get(name)))}" for name in names) for row in rows)
-    return f"<h2>{escape(title)}</h2><table><tr>{head}{body}</table>"
+    heading = f"<h2>{escape(title)}</h2>" if title else ""
+    return f"{heading}<table><tr>{head}{body}</table>"
 
 
 def cell(value: Any) -> str:

@@ -134,16 +134,6 @@ class Authenticator:
         if self.source is not None:
             self.source.poll()
 
-    def reload(self, settings: Auth) -> list[str]:
-        """Read everything again and take it over; return warnings.
-
-        Raises:
-            SettingError: it cannot be used, and nothing has changed.
-        """
-        material = read_material(settings)
-        self.adopt(material)
-        return material.warnings
-
     def adopt(self, material: Material) -> None:
         """Take over what `read_material` has read, perhaps on another thread; keys from the same URL stay."""
         jwt = material.settings.jwt

@@ -71,21 +71,35 @@ class Quota:
 
 
 class Scope:
-    """The limits of a tier; or of one model for a tier's tenants, with no `models` of its own."""
+    """The limits of a tier; or of one model for a tier's tenants, with no `models` of its own.
 
-    def __init__(self, name: str, allowed: Tier | Allowance, tables: Tables, model: str = "") -> None:
+    `old` is the same scope before a reload: a rate that is still the same goes on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        allowed: Tier | Allowance,
+        tables: Tables,
+        model: str = "",
+        old: Scope | None = None,
+    ) -> None:
         self.name = name
         self.model = model
         self.allowed = allowed
-        self.requests = tables.buckets(allowed.requests)
-        self.tokens = tables.buckets(allowed.tokens)
+        requests, tokens = (None, None) if old is None else (old.requests, old.tokens)
+        self.requests: Buckets | None = tables.buckets(allowed.requests, requests)
+        self.tokens: Buckets | None = tables.buckets(allowed.tokens, tokens)
         self.concurrency = allowed.concurrency or NO_BOUND
         self.slots = tables.counts(model) if allowed.concurrency or not model else None
         self.quota = tables.quota("tokens", model, allowed.quota)
         self.quota_requests = tables.quota("requests", model, allowed.quota_requests)
         self.models: dict[str, Scope] = {}
         if isinstance(allowed, Tier):
-            self.models = {each: Scope(name, of, tables, each) for each, of in allowed.models.items()}
+            was = old.models if old is not None else {}
+            self.models = {
+                each: Scope(name, of, tables, each, was.get(each)) for each, of in allowed.models.items()
+            }
 
     def request_denials(self, tenant: Tenant, now_ns: int, now_wall: float) -> Iterator[Denial]:
         """Yield a denial for each limit on requests that one more would break."""
@@ -134,13 +148,14 @@ class Tables:
         self.counts = cache(self._counts)
         self._quotas = cache(self._quotas_of)
 
-    def buckets(self, rate: RateOf | None) -> Buckets | None:
-        """Return a table of buckets that hold what a whole period allows."""
+    def buckets(self, rate: RateOf | None, old: Buckets | None) -> Buckets | None:
+        """Return a table of buckets that hold what a whole period allows: `old`, if that is one."""
         if rate is None:
             return None
-        return Buckets(
-            Rate(rate.units, int(rate.period_s * NS), rate.units, self.now_ns), mmap(-1, self.size)
-        )
+        period_ns = int(rate.period_s * NS)
+        if old is not None and (old.rate.count, old.rate.period_ns) == (rate.units, period_ns):
+            return old
+        return Buckets(Rate(rate.units, period_ns, rate.units, self.now_ns), mmap(-1, self.size))
 
     def _counts(self, model: str) -> Counts:
         return Counts(mmap(-1, self.size))

@@ -11,6 +11,7 @@ from relayd.limits.scopes cimport Scope, Tenant
 
 cdef class Limiter:
     cdef readonly double since_wall
+    cdef object tables
     cdef readonly dict tiers
     cdef readonly Scope default
     cdef bytes _secret

@@ -48,12 +48,26 @@ class Limiter:
     """The limits of all tenants."""
 
     def __init__(self, tiers: Mapping[str, Tier], now_ns: int, wall: float, slots: int = SLOTS) -> None:
-        tables = Tables(now_ns, slots)
+        self.tables = Tables(now_ns, slots)
         self.since_wall = wall  # quotas know nothing of what was used before
-        self.tiers = {name: Scope(name, tier, tables) for name, tier in tiers.items()}
-        self.default = self.tiers.get("default") or Scope("", Tier(), tables)
+        self.tiers: dict[str, Scope] = {}
         self._secret = os.urandom(16)
         self.known: dict[str, Tenant] = {}
+        self.reload(tiers, now_ns)
+
+    def reload(self, tiers: Mapping[str, Tier], now_ns: int) -> None:
+        """Take other tiers.  What was used stays used, but a rate that has changed begins full.
+
+        Grants that are under way end in the tables that they were taken from.
+        """
+        self.tables.now_ns = now_ns
+        self.tiers = {name: self._scope(name, tier) for name, tier in tiers.items()}
+        self.default = self.tiers.get("default") or Scope("", Tier(), self.tables)
+
+    def _scope(self, name: str, tier: Tier) -> Scope:
+        """Return the scope of a tier: the one that is there, if nothing about it has changed."""
+        old = self.tiers.get(name)
+        return old if old is not None and old.allowed == tier else Scope(name, tier, self.tables, old=old)
 
     def tier(self, name: str) -> Scope:
         """Return the limits of a tier; of `default` if there is none of that name; none without that."""

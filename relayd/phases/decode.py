@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 import zstandard
 
-from relayd._fast.splice import find_value
+from relayd._fast.splice import count_names, find_value
 from relayd.faults import Fault, fault
 from relayd.records import Exchange, Facts, Fleet
 from relayd.registry import did_you_mean
@@ -78,24 +78,47 @@ def decode(exchange: Exchange, max_body: int) -> Fault | None:
     if kind == "json":
         return decode_json(exchange, max_body)
     exchange.strip_usage = False
+    if exchange.route.name == "other" and may_name_any_model(exchange):
+        return fault("path_forbidden", exchange.head.path[:128].decode("ascii"))
     if kind == "multipart":
-        found = _FORM_MODEL.search(exchange.body.whole())
+        form = exchange.body.whole()
+        if is_held_to_model(exchange) and len(_NAMED_MODEL.findall(form)) != 1:
+            return fault("bad_body", "names its model more than once, or not at all", param="model")
+        found = _FORM_MODEL.search(form)
         exchange.model = exchange.asked = found[1].decode("utf-8", "replace") if found else ""
         exchange.facts = Facts(exchange.model, exchange.body.size // BYTES_PER_TOKEN, OUTPUT_UNKNOWN)
     elif exchange.head.path.startswith(ONE_MODEL):
         exchange.model = unquote(exchange.head.path[len(ONE_MODEL) :].decode("ascii"))
     elif b"model=" in exchange.head.target:
-        exchange.model = model_in_query(exchange.head.target)
+        names = models_in_query(exchange.head.target)
+        if len(names) > 1 and is_held_to_model(exchange):
+            return fault("bad_query", "names a model more than once", param="model")
+        exchange.model = names[-1] if names else ""
     return None
 
 
-def model_in_query(target: bytes) -> str:
-    """Return the model that a target's query names, or nothing."""
+def models_in_query(target: bytes) -> list[str]:
+    """Return the models that a target's query names."""
     query = target.partition(b"?")[2].decode("ascii")
     try:
-        return dict(parse_qsl(query, max_num_fields=QUERY_FIELDS)).get("model", "")
+        pairs = parse_qsl(query, max_num_fields=QUERY_FIELDS)
     except ValueError:
-        return ""
+        return []
+    return [value for name, value in pairs if name == "model"]
+
+
+def is_held_to_model(exchange: Exchange) -> bool:
+    """True if what this tenant may do depends on the model, so that a worker must read the same as relayd."""
+    return exchange.allowed is not None or (exchange.grant is not None and bool(exchange.grant.scope.models))
+
+
+def may_name_any_model(exchange: Exchange) -> bool:
+    """True if nothing keeps the body of an unknown path from asking for a model that is not this tenant's.
+
+    What it says is not read.  With an allow-list even a path alone may be about another's model.
+    """
+    has_body = exchange.head.content_length > 0 or exchange.head.chunked
+    return exchange.allowed is not None or (has_body and is_held_to_model(exchange))
 
 
 def decode_json(exchange: Exchange, max_body: int) -> Fault | None:
@@ -115,6 +138,9 @@ def decode_json(exchange: Exchange, max_body: int) -> Fault | None:
         return fault("bad_body", f"is not a JSON object: {error}")
     if said.model is not None and not isinstance(said.model, str):
         return fault("bad_body", "has a model that is not a string", param="model")
+    if is_held_to_model(exchange) and count_names(raw, b"model") > (find_value(raw, b"model") is not None):
+        # Readers differ: some take the first of two, and some do not tell cases apart.
+        return fault("bad_body", "names its model twice, or in a spelling of its own", param="model")
     exchange.model = exchange.asked = said.model or ""
     exchange.stream = said.stream is True
     exchange.facts = Facts(exchange.model, len(raw) // BYTES_PER_TOKEN, output_bound(said))
@@ -135,12 +161,6 @@ def coding_of(exchange: Exchange) -> bytes:
 def permit(exchange: Exchange, fleet: Fleet) -> Fault | None:
     """Return a fault if the model is not one that is served, or not one that this tenant may use."""
     asked, known = exchange.model, None
-    if exchange.allowed is not None:
-        if exchange.route.name == "other":
-            # What a body there says is not read, so nothing would keep it from asking for another model.
-            return fault("path_forbidden", exchange.head.path[:128].decode("ascii"))
-        if exchange.route.body == "multipart" and len(_NAMED_MODEL.findall(exchange.body.whole())) != 1:
-            return fault("bad_body", "names its model more than once, or not at all", param="model")
     if fleet.declared:
         if not asked and exchange.route.body == "none":
             known = fleet.model_for_path(exchange.head.path)
@@ -160,10 +180,12 @@ def permit(exchange: Exchange, fleet: Fleet) -> Fault | None:
 
 
 def visible(exchange: Exchange, fleet: Fleet) -> Iterable[str]:
-    """Return the models that the tenant may know of."""
-    if exchange.allowed is None:
-        return fleet.models
-    return [name for name in fleet.models if name in exchange.allowed]
+    """Return the names of models, and their aliases, that the tenant may use."""
+    allowed = exchange.allowed
+    if fleet.declared:
+        models = fleet.declared.items()
+        return [name for name, model in models if allowed is None or allowed & {name, model.name}]
+    return fleet.models if allowed is None else fleet.models & allowed
 
 
 def rename_model(exchange: Exchange, name: str, max_body: int) -> Fault | None:
@@ -194,8 +216,10 @@ def rename_model(exchange: Exchange, name: str, max_body: int) -> Fault | None:
 
 def output_bound(said: _Body) -> int:
     """Return how many tokens the answer may have, as far as the request says."""
-    bound = said.max_completion_tokens or said.max_tokens or said.max_output_tokens
-    return bound if type(bound) is int and 0 < bound < LARGEST_BOUND else OUTPUT_UNKNOWN
+    for bound in (said.max_completion_tokens, said.max_tokens, said.max_output_tokens):
+        if type(bound) is int and 0 < bound < LARGEST_BOUND:
+            return bound
+    return OUTPUT_UNKNOWN
 
 
 def ask_for_usage(exchange: Exchange, said: _Body, raw: bytes) -> bool:

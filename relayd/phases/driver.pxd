@@ -12,7 +12,7 @@ from relayd.phases.account cimport Books
 from relayd.phases.admit cimport admit
 from relayd.phases.authenticate cimport authenticate
 from relayd.phases.decide cimport decide
-from relayd.phases.decode cimport decode, has_seen_enough, permit, rename_model
+from relayd.phases.decode cimport decode, has_seen_enough, is_held_to_model, permit, rename_model
 from relayd.phases.limit cimport limit, reserve, settle
 from relayd.records cimport Client, Exchange, Fleet, Route, Worker
 

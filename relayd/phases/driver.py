@@ -30,7 +30,7 @@ from relayd.phases.account import Books
 from relayd.phases.admit import admit
 from relayd.phases.authenticate import authenticate
 from relayd.phases.decide import decide
-from relayd.phases.decode import decode, has_seen_enough, permit, rename_model, visible
+from relayd.phases.decode import decode, has_seen_enough, is_held_to_model, permit, rename_model, visible
 from relayd.phases.limit import limit, reserve, settle
 from relayd.phases.retry_after import seconds_asked_for
 from relayd.records import Exchange, Fleet, Route, Worker
@@ -155,7 +155,7 @@ class Driver:
         exchange.phase = "body"
         if body.size > self.max_body:
             return self.body_failed(exchange, too_large(self.settings))
-        if has_seen_enough(exchange, self.fleet.renames or exchange.allowed is not None):
+        if has_seen_enough(exchange, self.fleet.renames or is_held_to_model(exchange)):
             self._decode(exchange)
         if not body.complete and not exchange.ended:
             exchange.door.want_body()
@@ -179,7 +179,7 @@ class Driver:
         if not self._hold(exchange):
             return self.body_failed(exchange, fault("overloaded", retry_after_s=1.0))
         if exchange.phase == "body" and has_seen_enough(
-            exchange, self.fleet.renames or exchange.allowed is not None
+            exchange, self.fleet.renames or is_held_to_model(exchange)
         ):
             exchange.ready_ns = now_ns()
             self._decode(exchange)

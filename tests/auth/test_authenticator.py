@@ -15,7 +15,7 @@ from relayd.auth import authenticator as room
 from relayd.auth.authenticator import LONGEST_KEPT
 from relayd.auth.base import REASONS, Refused, Tenant
 from relayd.auth.jwt import Key
-from relayd.auth.material import is_wanted
+from relayd.auth.material import is_wanted, read_material
 from relayd.auth.strict import encode_base64url
 from relayd.config import Auth, Jwt
 from relayd.readers import Secret, SettingError
@@ -185,7 +185,7 @@ def test_a_connection_that_was_heard_before_is_answered_like_a_new_one(steps):
         for step in steps:
             if step == len(PLACES):  # the key of "team" is somebody else's from now on
                 (path / "keys.yaml").write_text(text.replace("team", "others"))
-                who.reload(Auth(jwt=jwt, keys=str(path / "keys.yaml")))
+                who.adopt(read_material(Auth(jwt=jwt, keys=str(path / "keys.yaml"))))
                 continue
             authorization, api_key, _ = PLACES[step]
             said = name_or_reason(who.check(authorization, api_key, NOW, kept))
@@ -267,7 +267,7 @@ def test_a_reload_reads_everything_again(who, jwt, keys, tmp_path):
     write(tmp_path / "keys.yaml", entry(b"another", "team"))
     write(tmp_path / "key.pem", pem(OTHER_RSA))
     assert reason_of(who, KEY) == ""  # not before it is told to
-    who.reload(Auth(jwt=jwt, keys=keys))
+    who.adopt(read_material(Auth(jwt=jwt, keys=keys)))
     assert reason_of(who, KEY) == "unknown_key"
     assert reason_of(who, b"another") == ""
     assert reason_of(who, TOKEN) == "bad_signature"
@@ -278,7 +278,7 @@ def test_a_reload_that_fails_changes_nothing(who, jwt, keys, tmp_path):
     write(tmp_path / "keys.yaml", "- broken")
     write(tmp_path / "key.pem", pem(OTHER_RSA))
     with pytest.raises(SettingError):
-        who.reload(Auth(jwt=jwt, keys=keys))
+        who.adopt(read_material(Auth(jwt=jwt, keys=keys)))
     assert reason_of(who, KEY) == ""
     assert reason_of(who, TOKEN) == ""
     assert reason_of(who, token(key=OTHER_RSA)) == "bad_signature"
@@ -286,7 +286,7 @@ def test_a_reload_that_fails_changes_nothing(who, jwt, keys, tmp_path):
 
 def test_a_reload_tells_its_warnings(who, jwt, keys):
     Path(keys).chmod(0o644)
-    assert "chmod o-r" in who.reload(Auth(jwt=jwt, keys=keys))[0]
+    who.adopt(read_material(Auth(jwt=jwt, keys=keys)))
     assert "chmod o-r" in who.warnings[0]
 
 

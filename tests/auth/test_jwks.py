@@ -9,6 +9,7 @@ import pytest
 
 from relayd.auth import jwks
 from relayd.auth.base import WAIT, Refused, Tenant
+from relayd.auth.material import read_material
 from relayd.auth.strict import encode_base64url
 from relayd.config import Auth, Jwt
 from relayd.net import FetchError
@@ -343,7 +344,7 @@ async def test_closing_tells_those_who_wait():
 async def test_a_reload_keeps_the_keys_of_the_same_url():
     world = await World(A).start()
     world.ask()
-    world.who.reload(Auth(jwt=Jwt(**{**fields(JWT), "audience": "relayd", "max_age": 60.0})))
+    world.who.adopt(read_material(Auth(jwt=Jwt(**{**fields(JWT), "audience": "relayd", "max_age": 60.0}))))
     assert world.who.remembered == 0
     assert world.ask() is True
     await world.pass_time(59)
@@ -361,7 +362,7 @@ def fields(jwt: Jwt) -> dict:
 async def test_a_reload_with_another_url_forgets_the_keys():
     world = await World(A).start()
     world.ask()
-    world.who.reload(Auth(jwt=Jwt(**{**fields(JWT), "jwks": "https://other.test/"})))
+    world.who.adopt(read_material(Auth(jwt=Jwt(**{**fields(JWT), "jwks": "https://other.test/"}))))
     assert not world.who.ready
     assert world.ask() is WAIT
     world.who.close()

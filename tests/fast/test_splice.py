@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relayd._fast.splice import find_value
+from relayd._fast.splice import count_names, find_value
 
 FOUND = [
     # document, the value of "k" as it is written
@@ -86,6 +86,7 @@ def test_agrees_with_a_decoder(pairs, space, ascii_only):
     ]
     document = (space + "{" + ",".join(items) + space + "}" + space).encode()
     said = json.loads(document)
+    assert count_names(document, b"k") == sum(key == "k" or "\\" in json.dumps(key) for key, _ in pairs)
     place = find_value(document, b"k")
     if "k" not in said:
         assert place is None
@@ -106,3 +107,22 @@ def test_any_bytes_are_survived(pieces):
     document = b"".join(pieces)
     place = find_value(document, b"k")
     assert place is None or 0 <= place[0] <= place[1] <= len(document)
+    assert (place is not None) <= count_names(document, b"k") <= len(pieces)
+
+
+@pytest.mark.parametrize(
+    ("document", "count"),
+    [
+        (b'{"k":1}', 1),
+        (b'{"K":1}', 1),
+        (b'{"k":1,"k":2, "K" :3}', 3),
+        (b'{"\\u006b":1}', 1),
+        (b'{"a\\"":1,"k":{"k":[{"k":1}]}}', 2),
+        (b'{"ka":"k","a":"\\u006b"}', 0),
+        (b"{}", 0),
+        (b"[]", 0),
+        (b"", 0),
+    ],
+)
+def test_names_that_somebody_may_take_for_it(document, count):
+    assert count_names(document, b"k") == count

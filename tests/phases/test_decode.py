@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from relayd._fast.head import RequestHead
 from relayd._fast.leg import Pool, RequestBody
 from relayd._fast.sink import Sink
+from relayd.config import Allowance, Tier
+from relayd.limits.grants import Grant
+from relayd.limits.tenants import Limiter
 from relayd.phases.decode import (
     MULTIPART_WINDOW,
     OUTPUT_UNKNOWN,
@@ -22,6 +25,7 @@ from relayd.phases.decode import (
     inflated,
     permit,
     rename_model,
+    visible,
 )
 from relayd.phases.routes import route_for
 from relayd.records import NO_FACTS, Client, Exchange, Fleet, Model, Worker
@@ -31,10 +35,16 @@ CHAT, FORM, OTHER = b"/v1/chat/completions", b"/v1/audio/transcriptions", b"/wha
 
 
 def exchange_for(
-    data: bytes, path: bytes = CHAT, coding: bytes | None = None, ask: bool = False, whole: bool = True
+    data: bytes,
+    path: bytes = CHAT,
+    coding: bytes | None = None,
+    ask: bool = False,
+    whole: bool = True,
+    length: bytes = b"",
 ):
     """Return an exchange whose body is `data`."""
     headers = [(b"Host", b"a"), *([(b"Content-Encoding", coding)] if coding is not None else [])]
+    headers += [(b"Content-Length", length)] if length else []
     head = RequestHead("POST", path, 1, headers)
     body = RequestBody(len(data), 1 << 30)
     body.feed(data)
@@ -107,6 +117,8 @@ def test_a_stream_is_wanted_only_by_true(stream, wanted):
         ({"max_tokens": 0}, OUTPUT_UNKNOWN),
         ({"max_tokens": -1}, OUTPUT_UNKNOWN),
         ({"max_tokens": True}, OUTPUT_UNKNOWN),
+        ({"max_completion_tokens": True, "max_tokens": 5}, 5),
+        ({"max_completion_tokens": "x", "max_output_tokens": 7}, 7),
         ({"max_tokens": "5"}, OUTPUT_UNKNOWN),
         ({"max_tokens": 5.5}, OUTPUT_UNKNOWN),
         ({"max_tokens": 1 << 40}, OUTPUT_UNKNOWN),
@@ -467,11 +479,18 @@ def declared_fleet() -> Fleet:
     return Fleet([one, two], names, [(b"/x/", small)])
 
 
+def grant_with(**tier) -> Grant:
+    """Return what a tenant of such a tier was granted."""
+    answer = Limiter({"default": Tier(**tier)}, 0, 0.0, 64).admit("acme", "default", 1, 1.0)
+    assert isinstance(answer, Grant)
+    return answer
+
+
 def permitted(fleet: Fleet, said: object, allowed: frozenset[str] | None = None, **options):
     """Return (exchange, code of the fault or None)."""
-    exchange = decoded(said, **options)
+    exchange = exchange_for(said if isinstance(said, bytes) else json.dumps(said).encode(), **options)
     exchange.allowed = allowed
-    fault = permit(exchange, fleet)
+    fault = decode(exchange, LIMIT) or permit(exchange, fleet)
     return exchange, fault.code if fault else None
 
 
@@ -520,8 +539,78 @@ def test_paths_that_are_not_known():
 def test_a_query_names_the_model():
     exchange, code = permitted(declared_fleet(), b"", path=b"/v1/realtime?a=1&model=big&b=2")
     assert (code, exchange.model) == (None, "large")
+    twice = b"/v1/realtime?model=big&model=small"
+    assert permitted(declared_fleet(), b"", path=twice)[0].model == "small"
     many = b"/x/?" + b"&".join(b"a=1" for _ in range(5000)) + b"&model=big"
     assert permitted(declared_fleet(), b"", path=many)[0].model == "small", "too many fields: not read"
+
+
+ODD_MODELS = [
+    b'{"model": "small", "model": "large"}',
+    b'{"model": "large", "mod\\u0065l": "small"}',
+    b'{"mod\\u0065l": "small", "model": "large"}',
+    b'{"mod\\u0065l": "large"}',
+    b'{"Model": "small", "model": "large"}',
+    b'{"MODEL": "large"}',
+    b'{"model": "large", "x": {"a": [1, "}"]}, "model" : null}',
+]
+
+
+@pytest.mark.parametrize("body", ODD_MODELS)
+@pytest.mark.parametrize("coding", [None, b"zstd"])
+def test_who_is_held_to_a_model_says_it_once_and_plainly(body, coding):
+    """A worker that takes the first of two, or any case, would serve a model that was not asked about."""
+    packed = zstandard.compress(body) if coding else body
+    assert permitted(declared_fleet(), packed, frozenset({"large"}), coding=coding)[1] == "bad_body"
+    exchange = exchange_for(packed, coding=coding)
+    exchange.grant = grant_with(models={"large": Allowance(concurrency=1)})
+    assert decode(exchange, LIMIT).code == "bad_body"
+    exchange = exchange_for(packed, coding=coding)
+    exchange.grant = grant_with()
+    assert decode(exchange, LIMIT) is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "large", "models": 1, "x": {"model": "small"}, "y": "model"}',
+        b'{"y": ["\\u0041", {"mod\\u0065l": 1}], "model":"large"}',
+    ],
+)
+def test_other_keys_and_deeper_ones_are_no_second_model(body):
+    assert permitted(declared_fleet(), body, frozenset({"large"}))[1] is None
+
+
+@pytest.mark.parametrize(("said", "code"), [({"model": None}, "bad_body"), ({}, "bad_body")])
+def test_no_model_is_no_odd_model(said, code):
+    exchange = exchange_for(json.dumps(said).encode())
+    exchange.allowed = frozenset({"large"})
+    assert decode(exchange, LIMIT) is None
+    assert permit(exchange, declared_fleet()).code == code
+    assert permit(exchange, Fleet([worker("w")])).code == "model_forbidden"
+
+
+def test_who_is_held_to_a_model_names_one_in_a_query():
+    twice = b"/v1/files?model=large&model=small"
+    exchange = exchange_for(b"", path=twice)
+    exchange.grant = grant_with(models={"large": Allowance(concurrency=1)})
+    assert decode(exchange, LIMIT).code == "bad_query"
+
+
+def test_a_body_that_is_not_read_is_not_for_who_is_held_to_a_model():
+    for length, code in ((b"0", None), (b"5", "path_forbidden")):
+        exchange = exchange_for(b"", path=OTHER, length=length)
+        exchange.grant = grant_with(models={"large": Allowance(concurrency=1)})
+        fault = decode(exchange, LIMIT)
+        assert (fault.code if fault else None) == code
+
+
+def test_what_a_tenant_may_know_of():
+    fleet, exchange = declared_fleet(), exchange_for(b"{}")
+    assert sorted(visible(exchange, fleet)) == ["big", "large", "small"]
+    for allowed, names in (("large", ["big", "large"]), ("big", ["big"]), ("other", [])):
+        exchange.allowed = frozenset({allowed})
+        assert sorted(visible(exchange, fleet)) == names
 
 
 @pytest.mark.parametrize("coding", [None, b"gzip", b"deflate", b"zstd"])

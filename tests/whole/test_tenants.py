@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -185,6 +186,50 @@ def test_keys_are_read_again_on_hup(start: Start) -> None:
     assert place.status("key-of-tomorrow") == 200, "what was there stays"
 
 
+def reload(place: Place, *changes: tuple[str, str]) -> str:
+    """Change the file, and return what relayd says when it has read it again."""
+    said = len(place.gateway.stderr)
+    text = place.file.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    place.file.write_text(text)
+    place.gateway.signal(signal.SIGHUP)
+    ends = re.compile(r"relayd: settings read again.*\n|relayd: the settings stay as they are")
+    eventually(lambda: ends.search(place.gateway.stderr, said), 5, "a line about the reload")
+    return place.gateway.stderr[said:]
+
+
+def test_what_was_used_stays_used_over_a_reload(start: Start) -> None:
+    place = start()
+    assert [place.status("key-of-small") for _ in range(2)] == [200, 200]
+    assert [place.status("key-of-monthly") for _ in range(4)] == [200] * 4
+    before = json.loads(place.gateway.ask_admin("/status")[1])["settings"]
+    assert reload(place, ("10/month", "4/month")).endswith("relayd: settings read again\n")
+    assert json.loads(place.gateway.ask_admin("/status")[1])["settings"] != before
+    assert [place.status("key-of-small") for _ in range(2)] == [200, 429], "its rate has not changed"
+    assert place.status("key-of-monthly") == 429, "four of four are used"
+    reload(place, ("requests: 3/h", "requests: 2/h"))
+    assert [place.status("key-of-small") for _ in range(3)] == [200, 200, 429], "another rate begins full"
+    use = {row["tenant"]: row for row in json.loads(place.gateway.ask_admin("/status")[1])["tenants"]}
+    assert use["monthly"]["quota_requests_used"] == 4
+    assert use["small"]["in_flight"] == 0
+
+
+def test_what_a_reload_cannot_take_it_names(start: Start) -> None:
+    place = start()
+    assert "a restart is needed for: models\n" in reload(place, ("aliases: [big]", "aliases: [big, huge]"))
+    text = place.file.read_text()
+    without = text[: text.index("auth:")] + text[text.index("limits:") :]
+    assert "a restart is needed for: auth, models\n" in reload(place, (text, without))
+    assert place.status("wrong") == 401, "nobody is let in by a file that forgot to say who may"
+    assert place.status("key-of-acme") == 200
+    assert "the settings stay as they are" in reload(place, ("tiers:", "tears:"))
+    for _ in range(20):
+        place.gateway.signal(signal.SIGHUP)
+    assert "read again" in reload(place, ("tears:", "tiers:"))
+
+
 # --- for which model ------------------------------------------------------------------------------------
 
 
@@ -213,7 +258,7 @@ def test_each_tenant_is_told_of_its_own_models(start: Start) -> None:
         answer = ask(place.gateway, request("GET", "/v1/models", ("x-api-key", key)))
         return [one["id"] for one in answer.json()["data"]]
 
-    assert listed("key-of-acme") == ["large", "other"]
+    assert listed("key-of-acme") == ["big", "large", "other"]
     assert listed("key-of-other") == ["other"]
 
 
