@@ -55,6 +55,13 @@ KINDS = {
         ),
         FaultKind("bad_host", 400, "client", "one Host header with a name or address is needed"),
         FaultKind("bad_header", 400, "client", "the header {detail} is malformed"),
+        FaultKind(
+            "bad_wish",
+            400,
+            "client",
+            "the header {detail} is not understood: X-Relayd-Timeout-Ms is a number from 1 to 604800000, "
+            "X-Relayd-Priority is critical, interactive, default or batch",
+        ),
         FaultKind("bad_length", 400, "client", "the length of the body is not clear from the head"),
         FaultKind("transfer_coding", 501, "client", "the only transfer coding served here is chunked"),
         FaultKind(
@@ -128,6 +135,7 @@ HEAD_FAULTS = {
     HeadFault.HEAD_BAD_CREDENTIAL: "bad_credential",
     HeadFault.HEAD_BAD_EXPECT: "expectation",
     HeadFault.HEAD_LOOP: "loop_detected",
+    HeadFault.HEAD_BAD_WISH: "bad_wish",
 }
 
 

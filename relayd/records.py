@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from relayd._fast.head import RequestHead
+from relayd._fast.head import Priority, RequestHead
 from relayd._fast.leg import Leg, Pool, RequestBody
 from relayd._fast.sink import Sink
 from relayd._fast.sse import Terminator
@@ -119,6 +119,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
     model: str
     prompt_tokens: int
     output_tokens: int
+    priority: int = int(Priority.PRIORITY_DEFAULT)
 
 
 NO_FACTS = Facts("", 0, 0)  # of a request whose body says nothing about work

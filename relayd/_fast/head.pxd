@@ -20,6 +20,14 @@ cpdef enum HeadFault:
     HEAD_BAD_CREDENTIAL = 9         # two Authorization lines, or two credentials in one
     HEAD_BAD_EXPECT = 10            # an expectation other than 100-continue
     HEAD_LOOP = 11                  # this very process has seen the request before
+    HEAD_BAD_WISH = 12              # a line for relayd alone, such as X-Relayd-Priority, says what it cannot
+
+# How much a request matters, as its client says.
+cpdef enum Priority:
+    PRIORITY_CRITICAL = 0
+    PRIORITY_INTERACTIVE = 1
+    PRIORITY_DEFAULT = 2
+    PRIORITY_BATCH = 3
 
 
 cdef class RequestHead:
@@ -44,6 +52,7 @@ cdef class RequestHead:
     cdef readonly bint chunked
     cdef readonly bint expect_continue
     cdef readonly Py_ssize_t timeout_ms     # that the client will wait, 0 if it did not say
+    cdef readonly int priority              # a Priority
     cdef readonly bint anthropic            # has an anthropic-version line
     cdef bytes passed                       # the lines that go on as they are
     cdef bytes credentials                  # Authorization, x-api-key, api-key lines

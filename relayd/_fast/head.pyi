@@ -14,6 +14,13 @@ class HeadFault(IntEnum):
     HEAD_BAD_CREDENTIAL = 9
     HEAD_BAD_EXPECT = 10
     HEAD_LOOP = 11
+    HEAD_BAD_WISH = 12
+
+class Priority(IntEnum):
+    PRIORITY_CRITICAL = 0
+    PRIORITY_INTERACTIVE = 1
+    PRIORITY_DEFAULT = 2
+    PRIORITY_BATCH = 3
 
 class RequestHead:
     def __init__(
@@ -39,6 +46,7 @@ class RequestHead:
     chunked: bool
     expect_continue: bool
     timeout_ms: int
+    priority: int
     anthropic: bool
     def for_worker(
         self,

@@ -57,6 +57,7 @@ cdef enum Action:
     ACCEL_BUFFERING = 21
     PLAIN_ID = 22
     TIMEOUT = 23            # how long the client will wait
+    PRIORITY = 24
 
 HOP_BY_HOP = frozenset([
     b"keep-alive", b"proxy-connection", b"proxy-authorization", b"proxy-authenticate",
@@ -95,6 +96,7 @@ REQUEST_ACTIONS = {
     b"via": VIA,
     b"anthropic-version": ANTHROPIC,
     b"x-relayd-timeout-ms": TIMEOUT,
+    b"x-relayd-priority": PRIORITY,
     **{name: DROP for name in HOP_BY_HOP | IDENTITY},
 }
 # Alt-Svc would send the client past relayd; a worker has no say over x-relayd-*.
@@ -112,6 +114,13 @@ RESPONSE_ACTIONS = {
     b"date": DATE,
     b"alt-svc": DROP,
     **{name: DROP for name in HOP_BY_HOP},
+}
+
+cdef dict PRIORITIES = {
+    b"critical": PRIORITY_CRITICAL,
+    b"interactive": PRIORITY_INTERACTIVE,
+    b"default": PRIORITY_DEFAULT,
+    b"batch": PRIORITY_BATCH,
 }
 
 # Actions by the exact spelling received, so that a known name costs one look-up.  Bounded: a peer
@@ -535,6 +544,7 @@ cdef class RequestHead:
     def __init__(self, str method, bytes target, int version_minor, object headers):
         self.method = method
         self.content_length = -1
+        self.priority = PRIORITY_DEFAULT
         self.passed = self.credentials = b""
         self.target = target
         self.path = target
@@ -683,7 +693,11 @@ cdef class RequestHead:
         elif action == TIMEOUT:
             self.timeout_ms = read_length(value)
             if not 0 < self.timeout_ms <= TIMEOUT_MS_AT_MOST:
-                return HEAD_BAD_VALUE
+                return HEAD_BAD_WISH
+        elif action == PRIORITY:
+            if value not in PRIORITIES:
+                return HEAD_BAD_WISH
+            self.priority = PRIORITIES[value]
         elif action == VIA:
             if own_via and own_via in value:
                 return HEAD_LOOP

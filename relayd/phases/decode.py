@@ -86,7 +86,9 @@ def decode(exchange: Exchange, max_body: int) -> Fault | None:
             return fault("bad_body", "names its model more than once, or not at all", param="model")
         found = _FORM_MODEL.search(form)
         exchange.model = exchange.asked = found[1].decode("utf-8", "replace") if found else ""
-        exchange.facts = Facts(exchange.model, exchange.body.size // BYTES_PER_TOKEN, OUTPUT_UNKNOWN)
+        exchange.facts = Facts(
+            exchange.model, exchange.body.size // BYTES_PER_TOKEN, OUTPUT_UNKNOWN, exchange.head.priority
+        )
     elif exchange.head.path.startswith(ONE_MODEL):
         exchange.model = unquote(exchange.head.path[len(ONE_MODEL) :].decode("ascii"))
     elif b"model=" in exchange.head.target:
@@ -143,7 +145,9 @@ def decode_json(exchange: Exchange, max_body: int) -> Fault | None:
         return fault("bad_body", "names its model twice, or in a spelling of its own", param="model")
     exchange.model = exchange.asked = said.model or ""
     exchange.stream = said.stream is True
-    exchange.facts = Facts(exchange.model, len(raw) // BYTES_PER_TOKEN, output_bound(said))
+    exchange.facts = Facts(
+        exchange.model, len(raw) // BYTES_PER_TOKEN, output_bound(said), exchange.head.priority
+    )
     if exchange.strip_usage:
         exchange.strip_usage = not coding and ask_for_usage(exchange, said, raw)
     return None

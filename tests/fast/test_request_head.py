@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relayd._fast import head as head_module
-from relayd._fast.head import HeadFault, RequestHead, is_one_message, random_hex, set_via
+from relayd._fast.head import HeadFault, Priority, RequestHead, is_one_message, random_hex, set_via
 
 HOST = (b"Host", b"relay.test")
 CLIENT = b"X-Forwarded-For: 10.0.0.1\r\nVia: 1.1 relayd-test\r\n"
@@ -677,3 +677,20 @@ def test_how_long_a_client_waits_is_for_relayd_alone():
     assert (head.fault, head.timeout_ms) == (HeadFault.HEAD_OK, 2500)
     assert b"x-relayd" not in head.for_worker(b"w", b"", False, True, -2).lower()
     assert read().timeout_ms == 0
+
+
+@pytest.mark.parametrize("text", [b"0", b"-1", b"1.5", b"", b"604800001", b"1s", b"9" * 40])
+def test_a_wait_that_is_no_number_of_milliseconds_is_refused(text):
+    assert read((b"X-Relayd-Timeout-Ms", text)).fault == HeadFault.HEAD_BAD_WISH
+
+
+def test_how_much_a_request_matters_is_for_relayd_alone():
+    assert read().priority == Priority.PRIORITY_DEFAULT
+    for priority in Priority:
+        name = priority.name.removeprefix("PRIORITY_").lower().encode()
+        head = read((b"x-relayd-priority", name))
+        assert (head.fault, head.priority) == (HeadFault.HEAD_OK, priority)
+        assert b"x-relayd" not in head.for_worker(b"w", b"", False, True, -2).lower()
+    for text in (b"", b"high", b"0", b"Batch", b"batch, critical"):
+        head = read((b"X-Relayd-Priority", text))
+        assert (head.fault, head.bad_name) == (HeadFault.HEAD_BAD_WISH, b"X-Relayd-Priority")

@@ -11,7 +11,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relayd._fast.head import RequestHead
+from relayd._fast.head import Priority, RequestHead
 from relayd._fast.leg import Pool, RequestBody
 from relayd._fast.sink import Sink
 from relayd.config import Allowance, Tier
@@ -603,6 +603,14 @@ def test_a_body_that_is_not_read_is_not_for_who_is_held_to_a_model():
         exchange.grant = grant_with(models={"large": Allowance(concurrency=1)})
         fault = decode(exchange, LIMIT)
         assert (fault.code if fault else None) == code
+
+
+def test_how_much_it_matters_is_known_to_policies():
+    for path, body in ((CHAT, b"{}"), (FORM, FILE)):
+        exchange = exchange_for(body, path=path)
+        exchange.head = RequestHead("POST", path, 1, [(b"Host", b"a"), (b"X-Relayd-Priority", b"batch")])
+        assert decode(exchange, LIMIT) is None
+        assert exchange.facts.priority == Priority.PRIORITY_BATCH
 
 
 def test_what_a_tenant_may_know_of():
