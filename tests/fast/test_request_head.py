@@ -46,6 +46,7 @@ BAD = [
     (HeadFault.HEAD_BAD_VERSION, {"minor": -1}),
     (HeadFault.HEAD_BAD_HOST, {"host": None}),
     (HeadFault.HEAD_BAD_HOST, {"headers": [HOST]}),
+    (HeadFault.HEAD_BAD_WISH, {"headers": [(b"X-Relayd-Priority", b"high")]}),
     (HeadFault.HEAD_BAD_NAME, {"headers": [(b"X Y", b"1")]}),
     (HeadFault.HEAD_BAD_NAME, {"headers": [(b"X-A ", b"1")]}),
     (HeadFault.HEAD_BAD_NAME, {"headers": [(b"", b"1")]}),
