@@ -39,6 +39,8 @@ FIGURES = (
         ceiling_is_ratio=True,
         guarded_ceiling=3.2,
     ),
+    Figure("decision_us", "cpu", "  of it, choosing a worker", 2, has_ratio=False),
+    Figure("bookkeeping_us", "cpu", "  of it, metrics, limits and the log", 2, has_ratio=False),
     Figure("requests_s", "cpu", "requests/s, {connections} connections", 0, has_ratio=False),
     Figure("latency_p50_us", "latency", "added latency P50 us, 1 connection", 0, added=True),
     Figure("latency_p99_us", "latency", "added latency P99 us, 1 connection", 0, added=True),

@@ -31,12 +31,16 @@ NGINX_PACKAGES = ("nginx", "nginx-light", "nginx-core")  # which of them holds t
 
 @dataclass
 class Gateway:
-    """A gateway that answers.  `child` is None when someone else started it, `pid` when nobody named it."""
+    """A gateway that answers.  `child` is None when someone else started it, `pid` when nobody named it.
+
+    `admin` is where a relayd says how it goes, if it does.
+    """
 
     name: str
     address: Address
     child: Child | None = None
     pid: int | None = None
+    admin: Address | None = None
 
     def pids(self) -> list[int]:
         return family_of(self.pid) if self.pid else []
@@ -182,8 +186,14 @@ def start(name: str, worker: Address, folder: Path, cores: Cores) -> Gateway:
             child.stop()
             raise
         else:
-            return Gateway(name, listen, child, child.pid)
+            return Gateway(name, listen, child, child.pid, admin_of(child.log.read_text()))
     raise reason
+
+
+def admin_of(said: str) -> Address | None:
+    """Returns the admin address that a gateway has named in its log, None where it has none."""
+    found = re.search(r"admin on http://127\.0\.0\.1:(\d+)", said)
+    return Address("127.0.0.1", int(found[1])) if found else None
 
 
 def version(name: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from bench.toolchain import native
 from bench.wire import ANSWER_BYTES, STREAM_EVENTS, STREAM_GAP_MS, STREAM_SENDS, Client
 
 WARM_CONNECTIONS = 16
+PARTS = ("decision", "bookkeeping")  # histograms of relayd's own time
 SETTLE_S = 2.0  # two events of every slow stream
 
 
@@ -56,7 +58,21 @@ def cpu(bench: Bench, gateway: Gateway) -> Result:
     if gateway.pid:
         result["cpu_us_request"] = answer["cpu_ns"] / 1e3 / answer["completed"]
         result["cores_used"] = answer["cpu_ns"] / 1e9 / answer["seconds"]
-    return result
+    return result | parts(gateway)
+
+
+def parts(gateway: Gateway) -> Result:
+    """What a relayd with an admin port says of its own time: means, in us a request."""
+    if gateway.admin is None:
+        return {}
+    with urllib.request.urlopen(f"{gateway.admin.url}/metrics", timeout=5) as page:
+        said = dict(line.rsplit(" ", 1) for line in page.read().decode().splitlines() if line[0] != "#")
+    counted = {part: float(said[f"relayd_{part}_seconds_count"]) for part in PARTS}
+    return {
+        f"{part}_us": float(said[f"relayd_{part}_seconds_sum"]) / count * 1e6
+        for part, count in counted.items()
+        if count
+    }
 
 
 def latency(bench: Bench, gateway: Gateway) -> Result:

@@ -16,6 +16,7 @@ cdef class Books:
     cdef dict pairs
     cdef dict requests
     cdef Histogram decision
+    cdef readonly Histogram bookkeeping
     cdef dict seen
 
     cpdef object began(self)

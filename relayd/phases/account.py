@@ -33,6 +33,7 @@ class Books:
         self.pairs = metrics.pairs
         self.requests = metrics.requests
         self.decision = metrics.decision
+        self.bookkeeping = metrics.bookkeeping
         self.seen: dict[str, str] = {}  # texts of clients, as the log shows them
 
     def model_list(self, models: Sequence[str]) -> bytes:

@@ -74,4 +74,6 @@ cdef class Driver:
     @cython.locals(exchange=Exchange, worker=Worker)
     cpdef object leg_ended(self, Leg leg)
     cpdef object fail(self, Exchange exchange, object why, Leg leg=*)
+
+    @cython.locals(started=int64_t)
     cdef object _finish(self, Exchange exchange, int code, str outcome, Leg leg=*)

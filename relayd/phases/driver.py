@@ -509,10 +509,12 @@ class Driver:
         exchange.ended = True
         self.held_bytes -= exchange.held_bytes
         exchange.phase = "ended"
+        started = now_ns()
         cost = self.books.ended(exchange, code, outcome, leg)
         if self.limiter is not None and exchange.grant is not None:
             answered = leg is not None and leg.response is not None and leg.status < 400
             settle(exchange, cost if answered else None, self.limiter, now_ns(), self.wall())
+        self.books.bookkeeping.observe_ns(now_ns() - started)
         exchange.door.exchange_ended(exchange)
 
 

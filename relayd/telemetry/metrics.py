@@ -71,6 +71,7 @@ class Metrics:
         self.pairs: dict[tuple[str, str], Meters] = {}
         self.requests: dict[Row, int] = {}
         self.decision = Histogram(FINE_BUCKETS)
+        self.bookkeeping = Histogram(FINE_BUCKETS)
         self.disconnects: Counter[str] = Counter()
         self.limited: Counter[str] = Counter()  # requests over a limit of relayd's own, by the fault's code
         self.unauthorized: dict[str, int] = {}  # credentials that were refused, by why
@@ -138,9 +139,13 @@ class _Exposition(Collector):
         yield from self._requests()
         yield from self._workers()
         yield from self._refusals()
-        decision = HistogramMetricFamily("relayd_decision_seconds", "Time that choosing a worker took")
-        decision.add_metric([], self.metrics.decision.buckets(), self.metrics.decision.sum_s)
-        yield decision
+        for name, text, histogram in (
+            ("decision", "Time that choosing a worker took", self.metrics.decision),
+            ("bookkeeping", "Time that accounting for a request took", self.metrics.bookkeeping),
+        ):
+            family = HistogramMetricFamily(f"relayd_{name}_seconds", text)
+            family.add_metric([], histogram.buckets(), histogram.sum_s)
+            yield family
         info = InfoMetricFamily("relayd_build", "What is running")
         info.add_metric(
             [],

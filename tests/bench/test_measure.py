@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from bench.gateways import Gateway
-from bench.measure import ROW_FUNCTIONS, Bench, Spoiled
+from bench.gateways import Gateway, admin_of
+from bench.measure import ROW_FUNCTIONS, Bench, Spoiled, parts
 from bench.wire import Client, parse_url
 from tests.bench.conftest import SMALL
 from tests.support.upstream import Upstream as Scripted
@@ -47,6 +47,26 @@ def test_right_answers_give_figures(bench, upstream, row):
     figures = ROW_FUNCTIONS[row](bench, gateway)
     assert all(value > 0 for value in figures.values())
     assert {"cpu": "cpu_us_request", "latency": "latency_p99_us", "streams": "cpu_us_chunk"}[row] in figures
+
+
+def test_a_relayd_says_what_its_parts_took(programs, bench):
+    """From its own histograms, and only those that have counted something."""
+    said = (
+        b"# HELP relayd_decision_seconds x\nrelayd_decision_seconds_sum 0.004\n"
+        b"relayd_decision_seconds_count 2000.0\n"
+        b'relayd_bookkeeping_seconds_bucket{le="+Inf"} 0.0\nrelayd_bookkeeping_seconds_count 0.0\n'
+        b"relayd_bookkeeping_seconds_sum 0.0\n"
+    )
+    with Scripted(reply(said, 200)) as scripted:
+        gateway = Gateway("guarded", parse_url(scripted.url), admin=parse_url(scripted.url))
+        assert parts(gateway) == {"decision_us": pytest.approx(2.0)}
+    assert parts(Gateway("nginx", parse_url("http://127.0.0.1:1"))) == {}
+
+
+def test_where_a_gateway_says_it_has_its_admin_port():
+    said = "relayd: listening on http://127.0.0.1:1234, admin on http://127.0.0.1:4321\n"
+    assert admin_of(said).port == 4321
+    assert admin_of("relayd: listening on http://127.0.0.1:1234\n") is None
 
 
 @pytest.mark.parametrize("row", ["memory", "idle"])

@@ -9,7 +9,8 @@ from bench.report import as_json, as_table
 from bench.session import Outcome
 from bench.wire import BODY_BYTES, Address, Client, parse_url
 
-CPU, LATENCY = FIGURES[0], FIGURES[2]
+BY_KEY = {figure.key: figure for figure in FIGURES}
+CPU, LATENCY = BY_KEY["cpu_us_request"], BY_KEY["latency_p50_us"]
 VERSIONS = {"direct": "", "nginx": "1", "relayd": "2"}
 
 

@@ -28,6 +28,7 @@ PROMISED = {
     "relayd_tpot_seconds": ("histogram", {"le", "model", "worker"}),
     "relayd_overhead_seconds": ("histogram", {"le", "model", "worker"}),
     "relayd_decision_seconds": ("histogram", {"le"}),
+    "relayd_bookkeeping_seconds": ("histogram", {"le"}),
     "relayd_request_duration_seconds": ("histogram", {"le", "model", "worker"}),
     "relayd_client_disconnects": ("counter", {"phase"}),
     "relayd_legs": ("counter", {"worker", "outcome"}),
@@ -138,6 +139,8 @@ def test_times_and_tokens_are_told_apart_by_model_and_worker():
         for kind, tokens in {"input": 6, "output": 8, "reasoning": 4, "cached_input": 2}.items():
             assert gateway.count("relayd_tokens_total", type=kind, **labels) == tokens
     assert gateway.count("relayd_request_duration_seconds_count") == 4
+    assert gateway.count("relayd_bookkeeping_seconds_count") == 4
+    assert 0 < gateway.count("relayd_bookkeeping_seconds_sum") < 60
 
 
 def test_a_reload_that_failed_is_told():
