@@ -61,7 +61,7 @@ def as_json(
 
 def _figure_json(outcome: Outcome, figure: Figure, sizes: Sizes) -> dict[str, Any]:
     return {
-        "title": _title(figure, outcome, sizes),
+        "title": _title(figure, outcome, sizes).strip(),
         "medians": {column: outcome.value(figure, column) for column in outcome.columns},
         "ratios_to_nginx": {column: outcome.ratio(figure, column) for column in _compared(outcome)},
         "rounds": {column: outcome.samples(figure, column) for column in outcome.columns},

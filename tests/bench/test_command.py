@@ -23,7 +23,8 @@ def test_one_run_measures_a_proxy_beside_no_proxy(programs):
     assert found["failed"] == []
     assert found["missing"] == {}
     for key, figure in found["figures"].items():
-        assert figure["medians"]["aiohttp"] is not None, key
+        is_part = key in ("decision_us", "bookkeeping_us")  # only a relayd can tell
+        assert (figure["medians"]["aiohttp"] is None) is is_part, key
 
 
 def test_a_running_gateway_is_measured_as_a_target(programs, upstream):
