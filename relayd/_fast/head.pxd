@@ -83,6 +83,7 @@ cdef class ResponseHead:
     cdef readonly bint event_stream
     cdef readonly bint has_date
     cdef readonly bint accel_buffering
+    cdef readonly bint has_rate_limits      # X-RateLimit lines of the worker's own
     cdef readonly bint chunked
     cdef readonly Py_ssize_t content_length  # -1 when none was given
 
@@ -101,6 +102,8 @@ cdef bytes length_line(Py_ssize_t length)
 
 # Random lower-case hexadecimal digits, 16 a word.
 cpdef bytes random_hex(int words)
+
+cdef bytes without_rate_limits(bytes lines)
 
 # The three X-RateLimit lines of a rate, named and written as OpenAI's API has them.  what: "Requests" or
 # "Tokens", at most 32 bytes; full_in_ns: until the bucket is full again.  ValueError: longer, or negative.

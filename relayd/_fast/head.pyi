@@ -69,6 +69,7 @@ class ResponseHead:
     event_stream: bool
     has_date: bool
     accel_buffering: bool
+    has_rate_limits: bool
     chunked: bool
     content_length: int
 

@@ -58,6 +58,7 @@ cdef enum Action:
     PLAIN_ID = 22
     TIMEOUT = 23            # how long the client will wait
     PRIORITY = 24
+    RATE_LIMIT = 25         # the worker's own limits; pass unless relayd tells of its own
 
 HOP_BY_HOP = frozenset([
     b"keep-alive", b"proxy-connection", b"proxy-authorization", b"proxy-authenticate",
@@ -116,6 +117,7 @@ RESPONSE_ACTIONS = {
     **{name: DROP for name in HOP_BY_HOP},
 }
 
+cdef bytes RATE_LIMIT_NAMES = b"x-ratelimit-"
 cdef dict PRIORITIES = {
     b"critical": PRIORITY_CRITICAL,
     b"interactive": PRIORITY_INTERACTIVE,
@@ -511,6 +513,8 @@ cdef int slow_action_of(bytes name, dict actions) except -1:
             return DROP                 # X_Forwarded_For is read as X-Forwarded-For by many servers
     if name.startswith(b"x-forwarded-"):
         return DROP if actions is REQUEST_ACTIONS else PASS
+    if name.startswith(RATE_LIMIT_NAMES) and actions is RESPONSE_ACTIONS:
+        return RATE_LIMIT
     return PASS
 
 
@@ -528,6 +532,12 @@ cdef bytes without_named(bytes lines, object named):
     """Return `lines` without the fields in `named`."""
     return b"".join([
         line for line in lines.splitlines(True) if line.partition(b":")[0].lower() not in named])
+
+
+cdef bytes without_rate_limits(bytes lines):
+    """Return `lines` without what a worker says of its own limits: a client is to hear of one kind only."""
+    return b"".join([
+        line for line in lines.splitlines(True) if not line[:16].lower().startswith(RATE_LIMIT_NAMES)])
 
 
 # --- requests ---------------------------------------------------------------------------------------
@@ -856,4 +866,6 @@ cdef int note_answer(ResponseHead head, int action, bytes value) except -1:
         head.accel_buffering = True
     elif action == DATE:
         head.has_date = True
+    elif action == RATE_LIMIT:
+        head.has_rate_limits = True
     return 0

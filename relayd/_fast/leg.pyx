@@ -29,7 +29,8 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-from relayd._fast.head cimport ResponseHead, http_date, put_number, read_response_head
+from relayd._fast.head cimport (
+    ResponseHead, http_date, put_number, read_response_head, without_rate_limits)
 from relayd._fast.sink cimport (
     LENGTH_NO_BODY, LENGTH_UNKNOWN, SINK_NEW, Sink, Source, chunk, chunk_at, chunks_in,
 )
@@ -1127,6 +1128,8 @@ cdef class Leg(Source):
             end = put(end, b", upstream;dur=", 15)
             end = put_ms(end, self.head_ns - self.begun_ns)
             end = put(end, b"\r\n", 2)
+        if self.response.has_rate_limits and b"X-RateLimit-" in self.lines:
+            return without_rate_limits(self.response.block) + self.lines + added[:distance(added, end)]
         return self.response.block + self.lines + added[:distance(added, end)]
 
     cdef bytes id_lines(self):

@@ -193,7 +193,9 @@ def reload(place: Place, *changes: tuple[str, str]) -> str:
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)
-    place.file.write_text(text)
+    new = place.file.with_suffix(".new")
+    new.write_text(text)
+    new.replace(place.file)
     place.gateway.signal(signal.SIGHUP)
     ends = re.compile(r"relayd: settings read again.*\n|relayd: the settings stay as they are")
     eventually(lambda: ends.search(place.gateway.stderr, said), 5, "a line about the reload")
@@ -227,7 +229,8 @@ def test_what_a_reload_cannot_take_it_names(start: Start) -> None:
     assert "the settings stay as they are" in reload(place, ("tiers:", "tears:"))
     for _ in range(20):
         place.gateway.signal(signal.SIGHUP)
-    assert "read again" in reload(place, ("tears:", "tiers:"))
+    reload(place, ("tears:", "tiers:"))
+    eventually(lambda: "read again" in place.gateway.stderr.splitlines()[-1], 5, "the last reload")
 
 
 # --- for which model ------------------------------------------------------------------------------------
@@ -270,6 +273,20 @@ def test_unknown_paths_go_where_the_settings_say(start: Start) -> None:
 
 
 # --- how much -------------------------------------------------------------------------------------------
+
+
+def test_a_client_hears_of_one_kind_of_limits(start: Start) -> None:
+    """Of the worker's own, or of relayd's where that has any for it."""
+    place = start()
+    theirs = [("X-RateLimit-Limit-Requests", "7"), ("x-ratelimit-reset-tokens", "1s"), ("X-Other", "1")]
+    place.upstream.play(reply({}, 200, *theirs))
+    limited = place.ask(("x-api-key", "key-of-small"))
+    assert limited.header("x-ratelimit-limit-requests") == "3"
+    assert limited.header("x-ratelimit-reset-tokens") is None
+    assert limited.header("x-other") == "1"
+    free = place.ask(("x-api-key", "key-of-acme"))
+    assert free.header("x-ratelimit-limit-requests") == "7"
+    assert free.header("x-ratelimit-reset-tokens") == "1s"
 
 
 def test_requests_by_tier_with_all_that_clients_need_to_know(start: Start) -> None:
