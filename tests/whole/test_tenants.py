@@ -18,9 +18,9 @@ import openai
 import pytest
 
 from tests.support.gateway import Gateway
-from tests.support.upstream import Gate, Upstream, reply
+from tests.support.upstream import Gate, Upstream, chunk, reply, stream, stream_head
 from tests.support.waiting import eventually
-from tests.support.wire import Answer, ask, request
+from tests.support.wire import Answer, Client, ask, request
 
 SECRET = "correct horse battery staple, twice over"
 CHAT = {"model": "large", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 10}
@@ -35,6 +35,8 @@ limits:
     small: {{requests: 3/h, concurrency: 1}}
     counted: {{tokens: 1000/h}}
     monthly: {{quota_requests: 10/month}}
+    hundred: {{tokens: 100/min}}
+    thousand: {{tokens: 1000/min}}
 workers:
   one: {{url: "{one}", key: worker-credential, headers: {{x-org: ours}}}}
 models:
@@ -74,6 +76,8 @@ def keys_file() -> str:
         {"sha256": digest("key-of-small"), "tenant": "small", "tier": "small"},
         {"sha256": digest("key-of-counted"), "tenant": "counted", "tier": "counted"},
         {"sha256": digest("key-of-monthly"), "tenant": "monthly", "tier": "monthly"},
+        {"sha256": digest("key-of-hundred"), "tenant": "hundred", "tier": "hundred"},
+        {"sha256": digest("key-of-thousand"), "tenant": "thousand", "tier": "thousand"},
         {"sha256": digest("key-of-other"), "tenant": "picky", "tier": "default", "models": ["other"]},
     ]
     return json.dumps(rows)  # JSON is YAML
@@ -104,6 +108,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for place in places:
         place.gateway.close()
         place.upstream.close()
+
+
+def event(content: str) -> str:
+    return f"data: {json.dumps({'choices': [{'index': 0, 'delta': {'content': content}}]})}\n\n"
 
 
 # --- who -----------------------------------------------------------------------------------------------
@@ -332,6 +340,58 @@ def test_tokens_are_reserved_and_settled(start: Start) -> None:
         statuses.append(answer.status)
     # 1,000 an hour: after three times 300 there are 100 left, which still cover a fourth's estimate.
     assert statuses == [200, 200, 200, 200, 429, 429]
+
+
+def test_at_the_same_time_no_more_tokens_are_promised_than_there_are(start: Start) -> None:
+    place, gate = start(), Gate()
+    place.upstream.play([{"gate": gate}, *reply({"usage": {"prompt_tokens": 10, "completion_tokens": 1}})])
+    said = {**CHAT, "max_tokens": 80}
+    with ThreadPoolExecutor(5) as pool:
+        asked = [pool.submit(place.status, "key-of-hundred", said=said) for _ in range(5)]
+        eventually(lambda: sum(one.done() for one in asked) == 4, 5, "four to be refused")
+        gate.open()
+        assert sorted(one.result(10) for one in asked) == [200, 429, 429, 429, 429]
+
+
+def test_what_a_worker_failed_to_answer_uses_no_tokens(start: Start) -> None:
+    place = start()
+    place.upstream.play(reply({"error": {"message": "no"}}, 500))
+    assert [place.status("key-of-hundred", said={**CHAT, "max_tokens": 80}) for _ in range(10)] == [500] * 10
+    place.upstream.play(reply({"usage": {"prompt_tokens": 10, "completion_tokens": 1}}))
+    assert place.status("key-of-hundred", said={**CHAT, "max_tokens": 80}) == 200
+
+
+def test_a_client_that_leaves_uses_what_its_worker_may_have_written(start: Start) -> None:
+    """Nobody knows how much that was: what was written is counted by its events."""
+    place, gate = start(), Gate()
+    place.upstream.play([stream_head(), chunk(event("one")), chunk(event("two")), {"gate": gate}])
+    said = json.dumps({**CHAT, "max_tokens": 900, "stream": True}).encode()
+    with Client.to(place.gateway) as client:
+        client.send(request("POST", "/v1/chat/completions", ("x-api-key", "key-of-thousand"), body=said))
+        client.read(enough=b"two")
+    place.gateway.wait_idle()
+    gate.open()
+    rows = json.loads(place.gateway.ask_admin("/status")[1])["tenants"]
+    assert 900 < next(row["tokens_left"] for row in rows if row["tenant"] == "thousand") < 1000
+
+
+def test_streams_give_back_what_they_did_not_write(start: Start) -> None:
+    place = start()
+    usage = {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 1}}
+    place.upstream.play(stream(event("a"), f"data: {json.dumps(usage)}\n\n", "data: [DONE]\n\n"))
+    said = {**CHAT, "max_tokens": 900, "stream": True}
+    assert [place.status("key-of-thousand", said=said) for _ in range(5)] == [200] * 5
+
+
+def test_where_nothing_is_left_a_stream_is_refused_before_a_worker_hears_of_it(start: Start) -> None:
+    place = start()
+    place.upstream.play(reply({"usage": {"prompt_tokens": 10, "completion_tokens": 990}}))
+    assert place.status("key-of-hundred") == 200
+    asked = len(place.upstream.requests)
+    answer = place.ask(("x-api-key", "key-of-hundred"), said={**CHAT, "stream": True})
+    assert (answer.status, answer.json()["error"]["code"]) == (429, "tokens_rate")
+    assert 500 < int(answer.header("retry-after")) <= 600, "a debt of 900, and some more to reserve"
+    assert len(place.upstream.requests) == asked
 
 
 def test_fifty_at_once_on_a_quota_for_ten_pass_exactly_ten(start: Start) -> None:
