@@ -78,8 +78,9 @@ cdef class Table:
     # The slot of a key, or NULL.
     cdef Slot* look(self, uint64_t low, uint64_t high) noexcept nogil
 
-    # A slot that nobody has had, where a key may lie, or NULL.
-    cdef Slot* unused(self, uint64_t low) noexcept nogil
+    # The slot of a key.  If there is none, a slot that nobody has had, or the one with the smallest word
+    # becomes it, with the word `nothing`, which is what a slot has that says nothing now.
+    cdef Slot* find(self, uint64_t low, uint64_t high, int64_t nothing) noexcept nogil
 
 
 # Each function of the three tables with the halves of a key has a wrapper with the key as 16 bytes.
@@ -88,7 +89,6 @@ cdef class Table:
 cdef class Buckets(Table):
     cdef readonly Rate rate
 
-    cdef Slot* find(self, uint64_t low, uint64_t high, int64_t now_ns) noexcept nogil
     cpdef int64_t take_of(self, uint64_t low, uint64_t high, int64_t cost, int64_t now_ns) noexcept nogil
     cpdef int64_t wait_of(self, uint64_t low, uint64_t high, int64_t cost, int64_t now_ns) noexcept nogil
     cpdef void charge_of(self, uint64_t low, uint64_t high, int64_t units, int64_t now_ns) noexcept nogil
@@ -99,8 +99,6 @@ cdef class Buckets(Table):
 
 # How many are under way.
 cdef class Counts(Table):
-    cdef Slot* find(self, uint64_t low, uint64_t high) noexcept nogil
-
     # Count one more and return True, or return False where there are `most` already.
     cpdef bint take_of(self, uint64_t low, uint64_t high, int64_t most) noexcept nogil
 
@@ -116,8 +114,6 @@ cdef class Counts(Table):
 # on being counted there, or each step over a border would be a new quota; where it was counted in a later
 # one still, the clock had been wrong, and the key begins anew.
 cdef class Quotas(Table):
-    cdef Slot* find(self, uint64_t low, uint64_t high, int64_t window) noexcept nogil
-
     # Use `units` if no more than `most` are used then.  Returns the window in which they were counted, for
     # give_back; or, if they would be too many, ~window (which is negative) of that in which they are.
     cpdef int64_t take_of(

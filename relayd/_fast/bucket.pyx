@@ -130,14 +130,26 @@ cdef class Table:
                 return slot
         return NULL
 
-    cdef Slot* unused(self, uint64_t low) noexcept nogil:
+    cdef Slot* find(self, uint64_t low, uint64_t high, int64_t nothing) noexcept nogil:
         cdef int i
         cdef Slot* slot
+        cdef Slot* best = self.look(low, high)
+        if best is not NULL:
+            return best
+        best = place(self, low, 0)
         for i in range(PROBES):
             slot = place(self, low, i)
             if slot.low == 0 and slot.high == 0:
-                return slot
-        return NULL
+                best = slot
+                break
+            if slot.word < best.word:
+                best = slot
+        if (best.low or best.high) and best.word > nothing:
+            self.forgotten += 1
+        best.low = low
+        best.high = high
+        best.word = nothing
+        return best
 
 
 @cython.final
@@ -148,38 +160,17 @@ cdef class Buckets(Table):
         self.rate = rate
         self.use(memory)
 
-    cdef Slot* find(self, uint64_t low, uint64_t high, int64_t now_ns) noexcept nogil:
-        """Return the slot of a key, if need be that of the bucket that is least behind."""
-        cdef int i
-        cdef Slot* slot
-        cdef Slot* best = self.look(low, high)
-        if best is not NULL:
-            return best
-        best = self.unused(low)
-        if best is NULL:
-            best = place(self, low, 0)
-            for i in range(1, PROBES):
-                slot = place(self, low, i)
-                if slot.word < best.word:
-                    best = slot
-        if best.word > self.rate.ticks(now_ns):
-            self.forgotten += 1
-        best.low = low
-        best.high = high
-        best.word = self.rate.ticks(now_ns)
-        return best
-
     cpdef int64_t take_of(self, uint64_t low, uint64_t high, int64_t cost, int64_t now_ns) noexcept nogil:
         if cost > self.rate.burst:
             return -1       # and nobody is forgotten for it
-        return self.rate.take(&self.find(low, high, now_ns).word, cost, now_ns)
+        return self.rate.take(&self.find(low, high, self.rate.ticks(now_ns)).word, cost, now_ns)
 
     cpdef int64_t wait_of(self, uint64_t low, uint64_t high, int64_t cost, int64_t now_ns) noexcept nogil:
         cdef Slot* slot = self.look(low, high)
         return self.rate.wait(self.rate.ticks(now_ns) if slot is NULL else slot.word, cost, now_ns)
 
     cpdef void charge_of(self, uint64_t low, uint64_t high, int64_t units, int64_t now_ns) noexcept nogil:
-        self.rate.charge(&self.find(low, high, now_ns).word, units, now_ns)
+        self.rate.charge(&self.find(low, high, self.rate.ticks(now_ns)).word, units, now_ns)
 
     cpdef void give_back_of(self, uint64_t low, uint64_t high, int64_t units) noexcept nogil:
         cdef Slot* slot = self.look(low, high)
@@ -246,33 +237,12 @@ cdef class Counts(Table):
     def __cinit__(self, object memory):
         self.use(memory)
 
-    cdef Slot* find(self, uint64_t low, uint64_t high) noexcept nogil:
-        """Return the slot of a key, if need be that with the smallest count."""
-        cdef int i
-        cdef Slot* slot
-        cdef Slot* best = self.look(low, high)
-        if best is not NULL:
-            return best
-        best = self.unused(low)
-        if best is NULL:
-            best = place(self, low, 0)
-            for i in range(1, PROBES):
-                slot = place(self, low, i)
-                if slot.word < best.word:
-                    best = slot
-        if best.word > 0:
-            self.forgotten += 1
-        best.low = low
-        best.high = high
-        best.word = 0
-        return best
-
     cpdef bint take_of(self, uint64_t low, uint64_t high, int64_t most) noexcept nogil:
         cdef int64_t* count
         cdef int64_t seen
         if most < 1:
             return False
-        count = &self.find(low, high).word
+        count = &self.find(low, high, 0).word
         seen = load(count, RELAXED)
         while seen < most:
             if swap(count, &seen, seen + 1, False, RELAXED, RELAXED):
@@ -318,27 +288,6 @@ cdef class Quotas(Table):
     def __cinit__(self, object memory):
         self.use(memory)
 
-    cdef Slot* find(self, uint64_t low, uint64_t high, int64_t window) noexcept nogil:
-        """Return the slot of a key, if need be that in which least was used."""
-        cdef int i
-        cdef Slot* slot
-        cdef Slot* best = self.look(low, high)
-        if best is not NULL:
-            return best
-        best = self.unused(low)
-        if best is NULL:
-            best = place(self, low, 0)
-            for i in range(1, PROBES):
-                slot = place(self, low, i)
-                if used_in(slot.word, window) < used_in(best.word, window):
-                    best = slot
-        if used_in(best.word, window) > 0:
-            self.forgotten += 1
-        best.low = low
-        best.high = high
-        best.word = pack(window, 0)
-        return best
-
     cpdef int64_t take_of(
             self, uint64_t low, uint64_t high, int64_t units, int64_t window, int64_t most) noexcept nogil:
         cdef int64_t* word
@@ -346,7 +295,7 @@ cdef class Quotas(Table):
         most = min(most, UNITS_AT_MOST)
         if units > most:
             return ~self.window_of(low, high, window)
-        word = &self.find(low, high, window).word
+        word = &self.find(low, high, pack(window, 0)).word
         seen = load(word, RELAXED)
         while True:
             counted_in = window_for(seen, window)
@@ -357,7 +306,7 @@ cdef class Quotas(Table):
                 return counted_in
 
     cpdef void charge_of(self, uint64_t low, uint64_t high, int64_t units, int64_t window) noexcept nogil:
-        cdef int64_t* word = &self.find(low, high, window).word
+        cdef int64_t* word = &self.find(low, high, pack(window, 0)).word
         cdef int64_t seen = load(word, RELAXED), used
         while True:
             used = used_in(seen, window)
