@@ -51,6 +51,8 @@ cdef class Door:
     cdef bint write_paused
     cdef readonly bint _reading_paused
     cdef bint queue_full
+    cdef int in_a_row
+    cdef bint yielding
 
     cpdef object data_received(self, bytes data)
     cdef object _receive(self, bytes data)

@@ -22,7 +22,7 @@ import socket
 import sys
 import termios
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any, cast
 
@@ -74,6 +74,7 @@ FIRST_LINE_AT_MOST = 8 << 10
 HEADERS_AT_MOST = 256
 REQUESTS_AT_MOST = 32  # that wait behind the one being served
 REQUESTS_AGAIN = 16  # when no more than these wait, more are read
+REQUESTS_IN_A_ROW = 8  # that are answered at once before other connections have their turn
 
 
 class Door:
@@ -108,6 +109,8 @@ class Door:
         self.write_paused = False
         self._reading_paused = False  # aiohttp's: a body has enough (its streams look at it)
         self.queue_full = False  # enough requests are waiting
+        self.in_a_row = 0  # requests since others had their turn
+        self.yielding = False  # others have it now
         self.messages: deque[tuple[Any, Any]] = deque()
         self.parser: Any = HttpRequestParser(
             cast(Any, self),
@@ -200,6 +203,7 @@ class Door:
             self.state = HEAD
             self.since_ns = now_ns()
             self.alone = True
+            self.in_a_row = 0
         if self.payload is None:
             self._receive_heads(data)
         else:
@@ -370,15 +374,28 @@ class Door:
     # -- requests
 
     def _advance(self) -> None:
-        """Start exchanges while there are messages, none is being served, and the client reads."""
-        if self.advancing or self.closing:
+        """Start exchanges while there are messages, none is being served, and the client reads.
+
+        Whoever sends many at once, and is refused each, would otherwise keep everybody else waiting.
+        """
+        if self.advancing or self.closing or self.yielding:
             return
         self.advancing = True
         try:
             while self.messages and self.exchange is None and not (self.write_paused or self.closing):
+                if self.in_a_row == REQUESTS_IN_A_ROW:
+                    self.yielding = True
+                    self.house.call_soon(self._advance_again)
+                    break
+                self.in_a_row += 1
                 self._next_message()
         finally:
             self.advancing = False
+
+    def _advance_again(self) -> None:
+        self.in_a_row = 0
+        self.yielding = False
+        self._advance()
 
     def _next_message(self) -> None:
         message, payload = self.messages.popleft()
@@ -446,8 +463,11 @@ class Door:
 
     def _go_on(self) -> None:
         """Hand a new exchange to the driver, and what more has come of its body."""
-        if self.exchange is not None:
-            self.driver.begin(self.exchange)
+        exchange = self.exchange
+        if exchange is not None:
+            self.driver.begin(exchange)
+            if self.exchange is exchange:
+                self.in_a_row = 0  # it waits for something, and others have their turn
         if self.payload is not None and not self.pumping:
             self._pump()
 
@@ -648,7 +668,7 @@ class Door:
 
     def close_if_idle(self) -> None:
         """Close a connection that serves nobody: relayd is draining."""
-        if self.state == IDLE and self.transport is not None:
+        if self.state == IDLE and self.transport is not None and not self.yielding:
             self._finish_closing()
 
     def cut(self) -> None:
@@ -667,6 +687,7 @@ class House:
 
     def __init__(self, driver: Driver, settings: Settings, turn: Turn) -> None:
         self.loop = asyncio.get_running_loop()
+        self.call_soon: Callable[..., object] = self.loop.call_soon
         self.driver = driver
         self.settings = settings
         self.turn = turn

@@ -128,6 +128,7 @@ class Place:
         self.driver = Driver()
         self.loop, turn = new_turn()
         self.house = House(self.driver, settings, turn)
+        self.house.call_soon = self.loop.call_soon
         self.open()
 
     def open(self):
@@ -300,7 +301,44 @@ def test_a_client_that_does_not_read_gets_no_further_answers():
     place.sweep(100)
     assert place.transport.ending == "", "it waits for the client, not the client for it"
     place.door.resume_writing()
+    place.loop.end_turn()
     assert len(place.answers) == 20
+
+
+@within_a_loop
+def test_many_requests_that_are_refused_at_once_keep_nobody_else_waiting():
+    place = Place()
+    place.driver.instantly = True
+    other, its_transport = place.door, place.transport
+    place.open()
+    place.door.data_received(GET * 400)  # more than is put off
+    other.data_received(GET)
+    while not its_transport.written:
+        place.loop.end_one()
+    assert len(place.answers) <= 16
+    place.loop.end_turn()
+    assert len(place.answers) == 400
+
+
+@within_a_loop
+def test_requests_that_wait_for_a_worker_are_not_counted_as_in_a_row():
+    place = Place()
+    place.send(GET * 20)
+    for number in range(20):
+        assert len(place.driver.begun) == number + 1
+        finish(place.exchange)
+    assert len(place.answers) == 20
+
+
+@within_a_loop
+def test_a_drain_answers_once_more_whoever_has_many_waiting():
+    place = Place()
+    place.driver.instantly = True
+    place.door.data_received(GET * 400)
+    place.house.drain()
+    place.loop.end_turn()
+    assert [answer.values("connection") for answer in place.answers] == [[]] * 8 + [["close"]]
+    assert place.transport.eof
 
 
 @within_a_loop
