@@ -55,7 +55,8 @@ def decode_object(data: bytes) -> dict[str, Any]:
     """
     try:
         text = data.decode()
-        if depth_of(text) > DEEPEST:
+        # Most texts have fewer brackets than that, which is seen at a tenth of the price.
+        if text.count("{") + text.count("[") > DEEPEST and depth_of(text) > DEEPEST:
             raise StrictError("nested too deeply")
         found = _DECODER.decode(text)
     except (UnicodeDecodeError, json.JSONDecodeError):
