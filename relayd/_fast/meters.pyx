@@ -7,7 +7,13 @@ prometheus_client's own histogram takes 700 to 1,700 ns (conventions 1.2); here 
 cimport cython
 from libc.stdint cimport int64_t, uint64_t
 
-from relayd._fast.leg cimport LEG_COMPLETE, Leg
+from relayd._fast.leg cimport (
+    LEG_CANCELLED,
+    LEG_COMPLETE,
+    LEG_FIRST_TOKEN_TIMEOUT,
+    LEG_TOTAL_TIMEOUT,
+    Leg,
+)
 from relayd._fast.sse cimport Usage, usage_output, usage_reasoning
 
 
@@ -113,7 +119,7 @@ cpdef Cost cost_of(Leg leg, int64_t prompt_estimate, bint writes, bint uncached_
     """Return what `leg` cost: as reported, and estimated where nothing was."""
     cdef Cost cost = Cost.__new__(Cost)
     cdef const Usage* usage = &leg.usage.usage
-    cdef bint may_guess = leg.committed and leg.status < 300 and prompt_estimate >= 0
+    cdef bint may_guess = prompt_estimate >= 0 and leg.status < 300 and (leg.committed or was_left(leg))
     cost.input = usage.input
     cost.output = usage_output(usage)
     cost.cached_input = usage.cached_input
@@ -128,15 +134,24 @@ cpdef Cost cost_of(Leg leg, int64_t prompt_estimate, bint writes, bint uncached_
     return cost
 
 
+cdef bint was_left(Leg leg):
+    """True if a worker had a request and went on with it, but relayd no longer waited for what it wrote."""
+    if leg.outcome == LEG_CANCELLED:
+        return leg.sent_ns != 0
+    return leg.status != 0 and (leg.outcome == LEG_FIRST_TOKEN_TIMEOUT or leg.outcome == LEG_TOTAL_TIMEOUT)
+
+
 cdef int estimate_output(Leg leg, Cost cost, bint may_guess) except -1:
     """Fill in how many tokens were written, where the worker did not say or could not finish saying.
 
     A stream's count is the worker's last word once the stream has ended: message_start reports an output of
-    1, and chunks may carry what was written so far.
+    1, and chunks may carry what was written so far.  A stream that ended with an error has none.
     """
     cdef int64_t events
     if leg.streaming:
-        if cost.output >= 0 and (leg.outcome == LEG_COMPLETE or leg.scan.terminated):
+        if cost.output >= 0 and not leg.scan.errored and (
+            leg.outcome == LEG_COMPLETE or leg.scan.terminated
+        ):
             return 0
         if cost.output >= 0 or may_guess:
             events = <int64_t> (leg.scan.events - leg.scan.comments)

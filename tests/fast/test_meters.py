@@ -138,6 +138,7 @@ USAGE = (
 START = b'data: {"usage":{"input_tokens":5,"cache_read_input_tokens":7,"output_tokens":1}}\n\n'
 DELTA = b'data: {"usage":{"output_tokens":40}}\n\n'
 TEXT = b"data: a\n\n"
+ERROR = b'data: {"error":{"message":"died"}}\n\n'
 
 
 def test_an_exchange_without_a_leg_has_only_a_duration():
@@ -210,6 +211,8 @@ ESTIMATES = [
     ("its client went away", lambda: cut_leg(stream(START, TEXT, TEXT, last=False), cancelled=True), (0, 3)),
     ("told more than its events", lambda: cut_leg(stream(START, TEXT, DELTA, last=False)), (0, 40)),
     ("nothing for the client", lambda: cut_leg(), (0, 0)),
+    ("its client left before the answer", lambda: cut_leg(cancelled=True), (7, 0)),
+    ("it ended with an error", lambda: ended_leg(stream(START, TEXT, ERROR)), (0, 3)),
     ("an error", lambda: ended_leg(reply(body=b"{}", status=b"400 Bad")), (0, 0)),
     ("a worker's error", lambda: ended_leg(reply(body=b"{}", status=b"500 Oops")), (0, 0)),
 ]  # fmt: skip
