@@ -193,8 +193,8 @@ class Exchange:
         if self.entry:
             self.entry.cached_tokens = self.sequence.cached_tokens
         body = self.writer.body()
-        if self.sequence.generates:
-            self.server.stats.tokens_sent += self._pending * self.sequence.width
+        if self.sequence.generates and not self._fault_kind:
+            self._note_sent(self._pending * self.sequence.width)
         self.server.keep(body)
         self.send_json(body)
 
@@ -211,13 +211,19 @@ class Exchange:
         assert self.writer is not None
         assert self.sequence is not None
         events = [] if self._opened else self._open()
+        left = self._fault_at - self._events - len(events)  # token events before a fault that is due
         count = min(self._pending, _SLICE_TOKENS)
         events += self.writer.tokens(self._rendered, self._rendered + count)
         self._rendered += count
         self._pending -= count
+        tokens = count * self.sequence.width
+        self._note_sent(tokens if self._fault_at < 0 else max(0, min(left, tokens)))
         self._send_events(events)
-        if not self._stalled and not self._ended:
-            self.server.stats.tokens_sent += count * self.sequence.width
+
+    def _note_sent(self, tokens: int) -> None:
+        self.server.stats.tokens_sent += tokens
+        if self.entry:
+            self.entry.tokens_sent += tokens
 
     def _open(self) -> list[bytes]:
         assert self.writer is not None

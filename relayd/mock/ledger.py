@@ -24,7 +24,7 @@ class Entry:
 
     __slots__ = (
         "cached_tokens", "completion_tokens", "connection", "ended_at", "events", "fault", "headers", "id",
-        "model", "outcome", "path", "prompt_tokens", "started_at", "status", "stream",
+        "model", "outcome", "path", "prompt_tokens", "started_at", "status", "stream", "tokens_sent",
     )  # fmt: skip
 
     def __init__(self, request_id: str, path: str, connection: int, headers: Headers) -> None:
@@ -37,6 +37,7 @@ class Entry:
         self.status = 0  # 0: no answer was begun
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
         self.events = 0
+        self.tokens_sent = 0  # of completion_tokens; an answer that is spoilt on its way has none
         self.fault = ""
         self.outcome = OPEN
         self.started_at = time.time()
