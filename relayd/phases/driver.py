@@ -512,8 +512,9 @@ class Driver:
         started = now_ns()
         cost = self.books.ended(exchange, code, outcome, leg)
         if self.limiter is not None and exchange.grant is not None:
-            answered = leg is not None and leg.response is not None and leg.status < 400
-            settle(exchange, cost if answered else None, self.limiter, now_ns(), self.wall())
+            served = leg is not None and leg.committed and leg.status < 400
+            used = cost if served or (cost is not None and cost.estimated) else None
+            settle(exchange, used, self.limiter, now_ns(), self.wall())
         self.books.bookkeeping.observe_ns(now_ns() - started)
         exchange.door.exchange_ended(exchange)
 
