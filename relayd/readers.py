@@ -221,7 +221,8 @@ def read_url(text: str) -> str:
     refuse_credentials(text)
     match = re.fullmatch(_URL, text)
     if match is None:
-        raise SettingError(f"{quoted(text)} is not a URL: write http://HOST:PORT or https://HOST")
+        shown = quoted(re.sub(r"\?.+", "?***", text, flags=re.DOTALL))  # a query may have a key in it
+        raise SettingError(f"{shown} is not a URL: write http://HOST:PORT or https://HOST")
     return text.rstrip("/")
 
 
@@ -246,9 +247,9 @@ def read_key_source(text: str) -> str:
     url, _, query = text.partition("?")  # some issuers publish keys by policy or application: keys?p=NAME
     host = re.sub(r":[0-9]+$", "", read_url(url).split("/")[2])
     if url.startswith("http:") and not is_loopback(host):
-        raise SettingError(f"{quoted(text)}: whoever is on the way could send other keys; use https://")
+        raise SettingError(f"{quoted(url)}: whoever is on the way could send other keys; use https://")
     if not re.fullmatch(r"[!-~]*", query):
-        raise SettingError(f"{quoted(text)}: what follows ? is printable ASCII without spaces")
+        raise SettingError(f"{quoted(url)}: what follows ? is printable ASCII without spaces")
     return text
 
 

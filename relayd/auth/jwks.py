@@ -167,7 +167,8 @@ class KeySource:
     def _fail(self, why: str) -> None:
         self.failures += 1
         self.failure = why
-        log.warning("auth.jwt.jwks: %s: %s", self.url, why)
+        shown, _, _ = self.url.partition("?")  # what follows may be a secret
+        log.warning("auth.jwt.jwks: %s: %s", shown, why)
 
     def _take(self, keys: KeySet | None) -> None:
         changed = (self.keys.digest if self.keys else None) != (keys.digest if keys else None)

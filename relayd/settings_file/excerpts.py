@@ -22,6 +22,7 @@ MASK = "***"
 
 _SUSPICIOUS = re.compile(r"key|secret|header|token|passw|auth|credential|bearer", re.IGNORECASE)
 _IN_URL = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+_QUERY = re.compile(r"://[^\s?\"']*\?([^\s\"']+)")
 
 Span = tuple[int, int]
 
@@ -76,6 +77,7 @@ def excerpt(lines: list[str], line: int, column: int, spans: dict[int, list[Span
     text = lines[line - 1]
     hidden = guessed_spans(lines, line) if spans is None else sorted(spans.get(line, []))
     hidden += [match.span() for match in _IN_URL.finditer(text)]
+    hidden += [match.span(1) for match in _QUERY.finditer(text)]
     shown, caret = masked(text, column - 1, sorted(hidden))
     begin = max(0, caret - WIDTH // 2) if len(shown) > WIDTH else 0
     cut = "".join(letter if letter.isprintable() else " " for letter in shown[begin : begin + WIDTH])

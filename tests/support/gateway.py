@@ -63,9 +63,10 @@ class Gateway(Program):
         settings: Mapping[str, str] | None = None,
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        stdout: int = subprocess.DEVNULL,
     ) -> None:
         arguments = serve_arguments(*workers, settings=settings, arguments=arguments)
-        super().__init__(READY, *arguments, environment=environment)
+        super().__init__(READY, *arguments, environment=environment, stdout=stdout)
         self.port, self.admin_port = int(self.ready[2]), int(self.ready[4] or 0)
 
     # Where it is

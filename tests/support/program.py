@@ -26,12 +26,16 @@ class Program:
     """`relayd ARGUMENTS`; made when its ready line has come."""
 
     def __init__(
-        self, ready: re.Pattern[str], *arguments: str, environment: Mapping[str, str] | None = None
+        self,
+        ready: re.Pattern[str],
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        stdout: int = subprocess.DEVNULL,
     ) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "relayd", *arguments],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=stdout,
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
             text=True,

@@ -12,7 +12,6 @@ import json
 import os
 import random
 import urllib.request
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -56,8 +55,25 @@ models:
   mock: {{targets: [one, two]}}
 """
 
-FAULTS = ["status=500", "status=400", "rate_limit=0", "delay=30ms", "hang", "close", "cut=0", "cut=1", "cut=5",
-          "reset=0", "reset=4", "error=0", "error=5", "stall=0", "stall=4", "drip=5000", "keepalive_close"]  # fmt: skip
+FAULTS = [
+    "status=500",
+    "status=400",
+    "rate_limit=0",
+    "delay=30ms",
+    "hang",
+    "close",
+    "cut=0",
+    "cut=1",
+    "cut=5",
+    "reset=0",
+    "reset=4",
+    "error=0",
+    "error=5",
+    "stall=0",
+    "stall=4",
+    "drip=5000",
+    "keepalive_close",
+]
 PROMPTS = [f"Prompt {n}: " + "the quick brown fox jumps over the lazy dog. " * (n * n) for n in range(8)]
 ROUTES = [OPENAI.path, ANTHROPIC.path, RESPONSES.path, "/v1/completions", "/v1/embeddings"]
 
