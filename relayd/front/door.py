@@ -74,7 +74,7 @@ FIRST_LINE_AT_MOST = 8 << 10
 HEADERS_AT_MOST = 256
 REQUESTS_AT_MOST = 32  # that wait behind the one being served
 REQUESTS_AGAIN = 16  # when no more than these wait, more are read
-REQUESTS_IN_A_ROW = 8  # that are answered at once before other connections have their turn
+REQUESTS_IN_A_ROW = 4  # that are answered at once before other connections have their turn
 
 
 class Door:

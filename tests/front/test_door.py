@@ -15,7 +15,7 @@ from relayd._fast.leg import now_ns
 from relayd._fast.sink import SinkState
 from relayd.config import Settings, apply
 from relayd.faults import Fault
-from relayd.front.door import DoorState, House, after_blank_lines
+from relayd.front.door import REQUESTS_IN_A_ROW, DoorState, House, after_blank_lines
 from relayd.records import Exchange
 from tests.fast.stage import NS, FakeSocket, FakeTransport, chunks, new_turn
 from tests.support.wire import Answer, every_way
@@ -315,7 +315,7 @@ def test_many_requests_that_are_refused_at_once_keep_nobody_else_waiting():
     other.data_received(GET)
     while not its_transport.written:
         place.loop.end_one()
-    assert len(place.answers) <= 16
+    assert len(place.answers) <= 2 * REQUESTS_IN_A_ROW
     place.loop.end_turn()
     assert len(place.answers) == 400
 
@@ -337,7 +337,7 @@ def test_a_drain_answers_once_more_whoever_has_many_waiting():
     place.door.data_received(GET * 400)
     place.house.drain()
     place.loop.end_turn()
-    assert [answer.values("connection") for answer in place.answers] == [[]] * 8 + [["close"]]
+    assert [answer.values("connection") for answer in place.answers] == [[]] * REQUESTS_IN_A_ROW + [["close"]]
     assert place.transport.eof
 
 
