@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import anthropic
 import openai
@@ -36,6 +38,23 @@ def test_too_many_are_refused_in_the_callers_words(start: Start, dialect: Dialec
     assert len(relay.upstream.requests) == 3
     counted = relay.gateway.metrics().total("relayd_requests_total", code="429", outcome="refused")
     assert counted == 1
+
+
+def test_a_hundred_at_once_and_a_hundred_a_second(start: Start) -> None:
+    """The burst passes, and then one in 10 ms: as many as the clock, read before and after, allows."""
+    relay = start(1, {"limits.per_address.rate": "100/s", "limits.per_address.burst": "100"})
+    relay.upstream.play(reply({}))
+    with ExitStack() as stack:
+        clients = [stack.enter_context(relay.connect()) for _ in range(10)]
+        began = time.monotonic()
+        for client in clients:
+            client.send(request("GET", "/x") * 30)
+        statuses = [client.read().status for client in clients for _ in range(30)]
+        took_s = time.monotonic() - began
+    passed = statuses.count(200)
+    assert passed + statuses.count(429) == 300
+    assert 100 <= passed <= 101 + took_s * 100
+    assert len(relay.upstream.requests) == passed
 
 
 def test_a_refusal_keeps_the_connection(start: Start) -> None:

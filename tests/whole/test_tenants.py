@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tests.support.dialects import ANTHROPIC, OPENAI
 from tests.support.gateway import Gateway
 from tests.support.upstream import Gate, Upstream, chunk, reply, stream, stream_head
 from tests.support.waiting import eventually
-from tests.support.wire import Answer, Client, ask, request
+from tests.support.wire import Answer, Client, ask, post_json, request
 
 SECRET = "correct horse battery staple, twice over"
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
@@ -407,6 +408,23 @@ def test_fifty_at_once_on_a_quota_for_ten_pass_exactly_ten(start: Start) -> None
     assert 0 < int(answer.header("retry-after")) <= 31 * 86400
 
 
+def test_a_quota_counts_what_is_under_way(start: Start) -> None:
+    """All fifty have been answered or are at the worker before the first of them ends."""
+    place = start()
+    gate = Gate()
+    place.upstream.play([{"gate": gate}, *reply({})])
+    with ExitStack() as stack:
+        clients = [stack.enter_context(Client.to(place.gateway)) for _ in range(50)]
+        for client in clients:
+            client.send(post_json("/v1/chat/completions", CHAT, ("x-api-key", "key-of-monthly")))
+        metrics = place.gateway.metrics
+        eventually(lambda: metrics().total("relayd_ratelimit_rejections_total") == 40, 10, "40 refusals")
+        assert place.gateway.in_flight() == len(place.upstream.requests) == 10
+        gate.open()
+        statuses = [client.read().status for client in clients]
+    assert sorted(statuses) == [200] * 10 + [429] * 40
+
+
 # --- official clients -----------------------------------------------------------------------------------
 
 
@@ -441,7 +459,7 @@ def test_sdks_are_told_of_requests_that_are_too_large(start: Start) -> None:
             base_url=f"{place.gateway.url}/v1", api_key="key-of-acme", max_retries=0
         ).chat.completions.create(model="large", messages=long)
     assert (refused.value.status_code, refused.value.code) == (413, "body_too_large")
-    with pytest.raises(anthropic.APIStatusError) as told:
+    with pytest.raises(anthropic.RequestTooLargeError) as told:
         anthropic.Anthropic(base_url=place.gateway.url, api_key="key-of-acme", max_retries=0).messages.create(
             model="large", max_tokens=5, messages=long
         )
