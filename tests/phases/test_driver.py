@@ -591,7 +591,7 @@ def test_a_client_may_say_how_long_it_waits(said, too_late_s, in_time_s):
 @pytest.mark.parametrize("said", [b"0", b"-1", b"1.5", b"soon", b"", b"9" * 18])
 def test_a_wait_that_is_no_number_is_refused(said):
     call = Gateway(1).begin("GET", b"/x", (b"X-Relayd-Timeout-Ms", said), body=None)
-    assert (call.answer.status, call.error["code"]) == (400, "bad_header")
+    assert (call.answer.status, call.error["code"]) == (400, "bad_wish")
 
 
 def test_a_body_whose_beginning_is_gone_cannot_move():
