@@ -27,6 +27,7 @@ from relayd.readers import (
     read_header_name,
     read_jwt_secret,
     read_key_source,
+    read_mode,
     read_name,
     read_network,
     read_path,
@@ -39,7 +40,7 @@ from relayd.readers import (
     read_size,
     read_switch,
     read_text,
-    read_url,
+    read_worker_url,
 )
 from relayd.registry import did_you_mean
 
@@ -215,7 +216,7 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One inference endpoint."""
 
-    url: Annotated[str, _unit(read_url, "where it is")]
+    url: Annotated[str, _unit(read_worker_url, "where it is: no path, that is the client's")]
     key: Annotated[Secret, _unit(read_credential, "the credential that it wants")] = Secret("")
     dialect: Annotated[
         str,
@@ -261,6 +262,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     admin: Annotated[str, _unit(read_address, "where health and metrics are served, or off")] = (
         "127.0.0.1:9901"
     )
+    socket_mode: Annotated[
+        int, _unit(read_mode, "who may connect to a unix: listen or admin, as chmod takes it")
+    ] = 0o660
     trusted_proxies: Annotated[
         tuple[str, ...], _items(read_network, "address ranges whose X-Forwarded-* is believed")
     ] = ()

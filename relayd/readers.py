@@ -12,14 +12,42 @@ import binascii
 import hmac
 import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from relayd.registry import did_you_mean
 
 
+class Remark(NamedTuple):
+    """What is to be said of a setting, and what to do about it.  As a text it is all of that on one line."""
+
+    setting: str  # its dotted path
+    message: str
+    hint: str = ""
+    file: str = ""  # that the setting names and the message is about
+    at: str = ""  # LINE:COLUMN in that file
+
+    def __str__(self) -> str:
+        where = ":".join(filter(None, (self.file, self.at)))
+        hint = f"; {self.hint}" if self.hint else ""
+        return ": ".join(filter(None, (self.setting, where, self.message))) + hint
+
+
 class SettingError(ValueError):
-    """A setting that cannot be used; the message says what to write instead."""
+    """A setting that cannot be used; the message says what to write instead.
+
+    `remarks` say the same part by part, where the error is found after the setting was read.
+    """
+
+    def __init__(self, message: str, remarks: Sequence[Remark] = ()) -> None:
+        super().__init__(message)
+        self.remarks = tuple(remarks)
+
+
+def refusal(*remarks: Remark) -> SettingError:
+    """Return the error that these remarks are."""
+    return SettingError("\n".join(map(str, remarks)), remarks)
 
 
 LONGEST_QUOTE = 80
@@ -114,6 +142,13 @@ def read_positive(text: str) -> int:
     return int(text)
 
 
+def read_mode(text: str) -> int:
+    """Return the permissions of a file from the octal digits that chmod takes."""
+    if not re.fullmatch("0?[0-7]{3}", text):
+        raise SettingError(f"{quoted(text)} is not a file's mode: write three octal digits, such as 0660")
+    return int(text, 8)
+
+
 def read_switch(text: str) -> bool:
     """Return True for `on`, False for `off`."""
     words = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
@@ -124,18 +159,51 @@ def read_switch(text: str) -> bool:
 
 def read_address(text: str) -> str:
     """Return `HOST:PORT` or `unix:/PATH` as it is, after checking it; `off` stays."""
-    if text == "off" or re.fullmatch(r"unix:/.+", text):
-        return text
-    split_address(text)
+    if text.startswith("unix:"):
+        refuse_socket_path(text.removeprefix("unix:"))
+    elif text != "off":
+        split_address(text)
     return text
+
+
+LONGEST_SOCKET_PATH = 107  # bytes: sun_path of Linux, less the NUL at its end
+
+
+def refuse_socket_path(path: str) -> None:
+    """Raise a SettingError for what is no path of a Unix socket."""
+    if not path.startswith("/"):
+        absolute = "/" + path.lstrip("./@") if path.strip("./@") else "/run/relayd/relayd.sock"
+        raise SettingError(
+            f"{quoted('unix:' + path)}: the path of a socket begins with /, whatever directory relayd is "
+            f"started in: write unix:{quoted(absolute)[1:-1]}"
+        )
+    if path.endswith("/"):
+        raise SettingError(f"{quoted('unix:' + path)} is a directory: write unix:/PATH with a file's name")
+    if len(path.encode(errors="surrogateescape")) > LONGEST_SOCKET_PATH:
+        raise SettingError(
+            f"{quoted('unix:' + path)} is too long: a socket's path has {LONGEST_SOCKET_PATH} bytes at most"
+        )
 
 
 def split_address(text: str) -> tuple[str, int]:
     """Return (host, port) of `HOST:PORT`, `[IPv6]:PORT` or `:PORT`."""
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]/]*)):([0-9]{1,5})", text)
-    if match is None or int(match[3]) > 65535:
+    host = (match[1] or match[2] or "0.0.0.0") if match else ""
+    if match is None or int(match[3]) > 65535 or not is_host(host) or (match[1] and ":" not in host):
         raise SettingError(f"{quoted(text)} is not an address: write HOST:PORT, such as 127.0.0.1:8080")
-    return match[1] or match[2] or "0.0.0.0", int(match[3])
+    return host, int(match[3])
+
+
+def is_host(name: str) -> bool:
+    """True for an address or a name of letters, digits, dots, dashes and underscores."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        labels = name.removesuffix(".").split(".")
+        if len(labels) == 4 and all(label.isdecimal() for label in labels):
+            return False  # 10.0.0.256
+        return len(name) < 254 and all(re.fullmatch(r"[A-Za-z0-9_-]{1,63}", label) for label in labels)
+    return True
 
 
 def is_loopback(host: str) -> bool:
@@ -213,16 +281,49 @@ class Secret:
     __hash__ = None  # type: ignore[assignment]
 
 
-_URL = r"(https?)://([^/?#@\s]+)(/[^?#\s]*)?"
+class Url(NamedTuple):
+    """The parts of a URL."""
+
+    scheme: str
+    host: str
+    port: int | None
+    rest: str  # from the path on
+
+    @property
+    def origin(self) -> str:
+        """The URL without the rest."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}" + (f":{self.port}" if self.port else "")
 
 
-def read_url(text: str) -> str:
-    """Return an http:// or https:// URL as it is, without a slash at its end."""
+def shown_url(text: str) -> str:
+    """Return a URL as an error shows it: a query may have a key in it."""
+    return quoted(re.sub(r"\?.+", "?***", text, flags=re.DOTALL))
+
+
+def split_url(text: str) -> Url:
+    """Return the parts of an http:// or https:// URL."""
     refuse_credentials(text)
-    match = re.fullmatch(_URL, text)
-    if match is None:
-        shown = quoted(re.sub(r"\?.+", "?***", text, flags=re.DOTALL))  # a query may have a key in it
-        raise SettingError(f"{shown} is not a URL: write http://HOST:PORT or https://HOST")
+    try:
+        parts = urlsplit(text if re.fullmatch(r"[!-~]+", text) else "")
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        parts, host, port = urlsplit(""), "", 0
+    after_address = re.fullmatch(r"\[.*\](:[0-9]+)?|[^\[\]]*", parts.netloc)
+    if parts.scheme not in ("http", "https") or port == 0 or not is_host(host) or not after_address:
+        raise SettingError(f"{shown_url(text)} is not a URL: write http://HOST:PORT or https://HOST")
+    return Url(parts.scheme, host, port, text.partition("://")[2].removeprefix(parts.netloc))
+
+
+def read_worker_url(text: str) -> str:
+    """Return the URL of a worker as it is, without a slash at its end; it has no path."""
+    url = split_url(text)
+    if url.rest.startswith("/") and not re.search(r"[?#]", url.rest) and url.rest != "/":
+        raise SettingError(
+            f"{shown_url(text)} has a path, and a request's path is the client's: drop it, write {url.origin}"
+        )
+    if url.rest not in ("", "/"):
+        raise SettingError(f"{shown_url(text)} has more than a host and a port: write {url.origin}")
     return text.rstrip("/")
 
 
@@ -244,12 +345,14 @@ def read_key_source(text: str) -> str:
     """Return the URL or the path of a file that public keys come from; http:// is for this machine only."""
     if "://" not in text:
         return text
-    url, _, query = text.partition("?")  # some issuers publish keys by policy or application: keys?p=NAME
-    host = re.sub(r":[0-9]+$", "", read_url(url).split("/")[2])
-    if url.startswith("http:") and not is_loopback(host):
-        raise SettingError(f"{quoted(url)}: whoever is on the way could send other keys; use https://")
+    before, _, query = text.partition("?")  # some issuers publish keys by policy: keys?p=NAME
+    url = split_url(before)
+    if "#" in before:
+        raise SettingError(f"{shown_url(text)} is not a URL of a document: take out what # begins")
+    if url.scheme == "http" and not is_loopback(url.host):
+        raise SettingError(f"{shown_url(text)}: whoever is on the way could send other keys; use https://")
     if not re.fullmatch(r"[!-~]*", query):
-        raise SettingError(f"{quoted(url)}: what follows ? is printable ASCII without spaces")
+        raise SettingError(f"{quoted(before)}: what follows ? is printable ASCII without spaces")
     return text
 
 
@@ -376,12 +479,13 @@ KINDS: dict[Callable[[str], object], Kind] = {
     read_positive: Kind("a number from 1", ("20",), "0*[1-9][0-9]{0,8}"),
     read_switch: Kind("on or off", ("on", "off"), "on|off|true|false|yes|no"),
     read_address: Kind(
-        "an address", ("127.0.0.1:8080", "0.0.0.0:8080", "unix:/PATH", "off"), f"{_ADDRESS}|unix:/.+|off"
+        "an address", ("127.0.0.1:8080", "0.0.0.0:8080", "unix:/PATH", "off"), f"{_ADDRESS}|unix:/.*[^/]|off"
     ),
     read_network: Kind("an address range", ("10.0.0.0/8",), "[0-9a-fA-F.:]+(?:/[0-9]{1,3})?"),
     read_sink: Kind("a sink", ("stdout", "file:PATH"), "stdout|file:.+"),
     read_prefix: Kind("the beginning of a path", ("/",), "/.*"),
-    read_url: Kind("a URL", ("http://10.0.0.11:8000",), f"{_URL}"),
+    read_worker_url: Kind("a URL", ("http://10.0.0.11:8000",), r"https?://[^/?#@\s]+/?"),
+    read_mode: Kind("a file's mode", ("0660", "0600", "0666"), "0?[0-7]{3}"),
     read_path: Kind("a file", ("PATH",)),
     read_key_source: Kind("a URL or a file", ("https://HOST/PATH", "PATH")),
     read_name: Kind("a name", ("NAME",), _NAME),

@@ -13,8 +13,6 @@ import logging
 import os
 import resource
 import signal
-import ssl
-import stat
 import time
 from collections.abc import Callable, Sequence
 from random import getrandbits
@@ -30,8 +28,10 @@ from relayd.admin.app import make_app
 from relayd.admin.status import Status
 from relayd.auth.authenticator import Authenticator
 from relayd.auth.material import Material, is_wanted, read_material
-from relayd.config import Settings, Tls, WorkerSettings
+from relayd.config import Settings, WorkerSettings
 from relayd.front.door import House
+from relayd.front.paths import PathError, PathSocket
+from relayd.front.tls import listener_context
 from relayd.limits.tenants import Limiter
 from relayd.net import fetch
 from relayd.phases.account import Books
@@ -62,14 +62,19 @@ class ListenError(Exception):
 class Gateway:
     """One relayd."""
 
-    def __init__(self, settings: Settings, worker_urls: Sequence[tuple[str, str]]) -> None:
+    def __init__(
+        self, settings: Settings, worker_urls: Sequence[tuple[str, str]], *, told: bool = False
+    ) -> None:
         """Prepare everything that needs no loop; `worker_urls` are (name, URL) pairs.
+
+        `told`: who read the settings has told of what is doubtful in them.
 
         Raises:
             SettingError: a setting or a URL cannot be used.
         """
         check_parser()
         self.settings = settings
+        self._told = told
         try:
             self.policy = plugin("routing", settings.policy)()
         except KeyError as error:
@@ -90,6 +95,8 @@ class Gateway:
         self.draining = False
         self._admin: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
+        self._listen_path: PathSocket | None = None
+        self._admin_path: PathSocket | None = None
         self._key_keeper: asyncio.Task[None] | None = None
         self._reloading: asyncio.Task[None] | None = None
         self._reload_wanted = False
@@ -145,11 +152,12 @@ class Gateway:
         options: dict[str, Any] = {"backlog": BACKLOG, "ssl": self.listener_tls}
         if self.listener_tls is not None:
             options["ssl_handshake_timeout"] = HANDSHAKE_S
+        path = self._listen_path = open_path("listen", listen, self.settings.socket_mode)
+        if path is not None:
+            self._server = await loop.create_unix_server(cast(Any, self.house), sock=path.socket, **options)
+            self.address = listen
+            return
         try:
-            if is_path(listen):
-                self._server = await listen_on_path(loop, self.house, listen[5:], options)
-                self.address = listen
-                return
             host, port = split_address(listen)
             self._server = await loop.create_server(cast(Any, self.house), host, port, **options)
         except OSError as error:
@@ -161,12 +169,17 @@ class Gateway:
             return
         self._admin = web.AppRunner(make_app(self.metrics, self._checks, self.status), access_log=None)
         await self._admin.setup()
-        try:
-            await site_for(self._admin, self.settings.admin).start()
-        except OSError as error:
-            raise listen_error("admin", self.settings.admin, error) from None
         admin = self.settings.admin
-        self.admin_address = admin if is_path(admin) else shown(self._admin.addresses[0])
+        path = self._admin_path = open_path("admin", admin, self.settings.socket_mode)
+        if path is not None:
+            await web.SockSite(self._admin, path.socket).start()
+            self.admin_address = admin
+            return
+        try:
+            await web.TCPSite(self._admin, *split_address(admin)).start()
+        except OSError as error:
+            raise listen_error("admin", admin, error) from None
+        self.admin_address = shown(self._admin.addresses[0])
 
     async def _checks(self) -> list[tuple[str, bool]]:
         if not any(worker.up for worker in self.workers):
@@ -231,7 +244,7 @@ class Gateway:
         log.info("settings read again%s", f"; a restart is needed for: {', '.join(kept)}" if kept else "")
 
     def _warn(self, texts: Sequence[str]) -> None:
-        for text in texts:
+        for text in () if self._told else texts:
             log.warning("%s", text)
 
     def _keys_age_s(self) -> float | None:
@@ -246,6 +259,8 @@ class Gateway:
 
     def stop_accepting(self) -> None:
         """Close the listener; open connections stay."""
+        if self._listen_path is not None:
+            self._listen_path.remove()
         if self._server is not None:
             self._server.close()
 
@@ -265,6 +280,8 @@ class Gateway:
         self.sweeper.close()
         if self.access_log is not None:
             self.access_log.close()
+        if self._admin_path is not None:
+            self._admin_path.remove()
         if self._admin is not None:
             await self._admin.cleanup()
 
@@ -317,74 +334,18 @@ def make_limiter(settings: Settings) -> Limiter | None:
     return Limiter(tiers, now_ns(), time.time()) if tiers else None
 
 
-def listener_context(settings: Tls) -> ssl.SSLContext | None:
-    """Return what TLS towards clients needs, or None for plain HTTP.
+def open_path(setting: str, address: str, mode: int) -> PathSocket | None:
+    """Return the listening socket of `unix:PATH`, None for another address.
 
     Raises:
-        SettingError: the certificate or its key cannot be used.
+        ListenError: it cannot be had.
     """
-    if not settings.cert:
+    if not address.startswith("unix:"):
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")
-    context.set_alpn_protocols(["http/1.1"])
-    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     try:
-        context.load_cert_chain(settings.cert, settings.key or None)
-    except (OSError, ssl.SSLError) as error:
-        raise SettingError(
-            f"tls: {settings.cert} and its key cannot be used: {words_for_pair(error)}"
-        ) from None
-    return context
-
-
-def words_for_pair(error: OSError) -> str:
-    """Return why a certificate and its key cannot be used."""
-    reason = getattr(error, "reason", None)
-    if reason == "KEY_VALUES_MISMATCH":
-        return "they do not belong together"
-    return reason.replace("_", " ").lower() if reason else (error.strerror or str(error))
-
-
-def is_path(address: str) -> bool:
-    """True for the address of a Unix socket."""
-    return address.startswith("unix:")
-
-
-def site_for(runner: web.AppRunner, address: str) -> web.BaseSite:
-    """Return aiohttp's listener for an address."""
-    if is_path(address):
-        return web.UnixSite(runner, address[5:])
-    host, port = split_address(address)
-    return web.TCPSite(runner, host, port)
-
-
-async def listen_on_path(
-    loop: asyncio.AbstractEventLoop, house: House, path: str, options: dict[str, Any]
-) -> asyncio.Server:
-    """Listen on a Unix socket; one that was left behind by a relayd that is gone is taken over."""
-    if stat.S_ISSOCK(mode_of(path)) and not await answers(path):
-        os.unlink(path)
-    return await loop.create_unix_server(cast(Any, house), path, **options)
-
-
-def mode_of(path: str) -> int:
-    """Return a file's mode, 0 if there is none."""
-    try:
-        return os.stat(path).st_mode
-    except OSError:
-        return 0
-
-
-async def answers(path: str) -> bool:
-    """True if somebody listens on a Unix socket."""
-    try:
-        _, writer = await asyncio.open_unix_connection(path)
-    except OSError:
-        return False
-    writer.close()
-    return True
+        return PathSocket(address[5:], mode)
+    except PathError as error:
+        raise ListenError(f"{setting}: {address}: {error}", error.temporary) from None
 
 
 def needs_restart(old: Settings, new: Settings) -> list[str]:

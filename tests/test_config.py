@@ -27,6 +27,7 @@ from relayd.readers import (
     read_header_name,
     read_jwt_secret,
     read_key_source,
+    read_mode,
     read_name,
     read_network,
     read_path,
@@ -39,7 +40,7 @@ from relayd.readers import (
     read_size,
     read_switch,
     read_text,
-    read_url,
+    read_worker_url,
     split_address,
 )
 
@@ -97,8 +98,10 @@ GOOD = [
     (read_sink, "stdout", "stdout"),
     (read_sink, "file:/var/log/relayd.log", "file:/var/log/relayd.log"),
     (read_prefix, "/v2/", "/v2/"),
-    (read_url, "http://10.0.0.11:8000/", "http://10.0.0.11:8000"),
-    (read_url, "https://h/v1", "https://h/v1"),
+    (read_worker_url, "http://10.0.0.11:8000/", "http://10.0.0.11:8000"),
+    (read_worker_url, "https://[::1]:8443", "https://[::1]:8443"),
+    (read_mode, "0660", 0o660),
+    (read_mode, "600", 0o600),
     (read_path, "/etc/relayd/a b.pem", "/etc/relayd/a b.pem"),
     (read_key_source, "keys.json", "keys.json"),
     (read_key_source, "https://id.example.com/jwks", "https://id.example.com/jwks"),
@@ -126,6 +129,10 @@ BAD = [
         ["", "8080", "a:b", "127.0.0.1", "::1:80", "a:99999", "http://a:80", "a:80/", "a:80:80", "[::1]"],
         "not an address",
     ),
+    (read_address, ["a b:80", "10.0.0.256:80", "a_b!:80", "[1:2]:80", "[10.0.0.1]:80"], "is not an address"),
+    (read_address, ["unix:", "unix:run/x", "unix:./x", "unix:@x"], "begins with /, .*: write unix:/"),
+    (read_address, ["unix:/run/"], "is a directory"),
+    (read_address, ["unix:/" + "x" * 107], "is too long: .* 107 bytes"),
     (read_network, ["10.0.0.0/33", "a", "10.0.0.1/8", "", "10.0.0.0/8,nope"], "not an address range"),
     (read_positive, ["0", "000"], "would let nothing through"),
     (read_positive, ["", "-1"], "not a whole number"),
@@ -134,10 +141,23 @@ BAD = [
     (read_quota, ["", "100", "0/day", "1/min", "1/s", "1/year", "1T/day"], "not a quota"),
     (read_sink, ["", "stderr", "file:", "/var/log/x"], "not a sink"),
     (read_prefix, ["", "v1", "*"], "not the beginning of a path"),
-    (read_url, ["", "h", "h:80", "ftp://h", "http://", "http:///x", "http://h?x", "http://h#x"], "not a URL"),
+    (read_worker_url, ["", "h", "h:80", "ftp://h", "http://", "http:///x", "http://h:port"], "is not a URL"),
+    (read_worker_url, ["http://h:0", "http://h:99999", "http://[::1", "http://[::1]x:1"], "is not a URL"),
+    (read_worker_url, ["http://10.0.0.256:80", "http://a,b", "http://a..b", "http://h\n"], "is not a URL"),
+    (read_worker_url, ["http://h:8000/v1", "https://h:8000/v1/"], "drop it, write https?://h:8000$"),
+    (
+        read_worker_url,
+        ["http://h?x", "http://h/v1?x", "http://h#x"],
+        "has more than a host and a port: write http://h$",
+    ),
+    (read_mode, ["", "66", "0o660", "0888", "rw-rw----", "01660", "-660"], "not a file's mode"),
     (read_path, ["http://h/x", "file:///x"], "not a file"),
     (read_key_source, ["http://h/jwks", "http://10.0.0.1/jwks"], "could send other keys"),
-    (read_key_source, ["ftp://h/jwks"], "not a URL"),
+    (
+        read_key_source,
+        ["ftp://h/jwks", "https://", "https://[::1/", "https://h:99999/", "https://h/x#y"],
+        "not a URL",
+    ),
     (read_name, ["", "-a", "a b", "a" * 129, "ä", "a$"], "not a name"),
     (read_header_name, ["", "x org", "x:", "ä", "x\n"], "not the name of a header"),
     (read_header_name, ["Host", "content-length", "Connection"], "a header that relayd makes itself"),
@@ -178,7 +198,7 @@ def test_a_message_about_a_secret_does_not_have_it(reader, around):
     assert SECRET not in said
 
 
-@pytest.mark.parametrize("reader", [read_url, read_key_source, read_path])
+@pytest.mark.parametrize("reader", [read_worker_url, read_key_source, read_path])
 def test_a_message_about_a_url_does_not_have_the_password_in_it(reader):
     with pytest.raises(SettingError, match="before the @") as caught:
         reader(f"https://me:{SECRET}@host/x")
@@ -334,7 +354,20 @@ def test_defaults_are_those_of_the_design():
 
 @pytest.mark.parametrize(("path", "hint"), SETTINGS, ids=[path for path, _ in SETTINGS])
 def test_every_setting_can_be_set_by_its_path_and_nothing_else_changes(path, hint):
-    texts = ["7s", "7%", "7", "7/min", "off", "10.1.2.3:77", "10.0.0.0/8", "drain", "vllm", "HS256", "stdout"]
+    texts = [
+        "7s",
+        "7%",
+        "7",
+        "0600",
+        "7/min",
+        "off",
+        "10.1.2.3:77",
+        "10.0.0.0/8",
+        "drain",
+        "vllm",
+        "HS256",
+        "stdout",
+    ]
     before = Settings()
     for text in [*texts, "some text that is long enough for a secret"]:
         try:

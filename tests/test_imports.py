@@ -17,14 +17,14 @@ ROOT = Path(relayd.__file__).parent
 # Each may import from those before it, and from itself.
 LAYERS = [
     {"_fast"},
-    {"config", "faults", "readers", "records", "registry", "settings_file"},
+    {"config", "faults", "readers", "records", "registry"},
     {"net"},
     {"auth", "routing", "dialects", "limits"},
     {"telemetry"},
     {"upstream"},
     {"phases"},
     {"front", "admin"},
-    {"server"},
+    {"server", "settings_file"},
     {"demo"},
     {"commands"},
     {"__main__"},

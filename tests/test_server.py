@@ -164,7 +164,7 @@ def test_a_url_that_is_none(url):
         await gateway.start()
         await gateway.stop()
 
-    with pytest.raises(SettingError, match=r"leave the rest away|is not a worker's URL"):
+    with pytest.raises(SettingError, match=r"has a path|is not a URL"):
         asyncio.run(make_and_start())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import string
 from pathlib import Path
@@ -21,6 +22,8 @@ from relayd.settings_file.fill import Filler
 from relayd.settings_file.problems import MOST_PROBLEMS, Problems
 from relayd.settings_file.text import MOST_BYTES, compose, read_text
 from relayd.settings_file.walk import Walk, declared
+from tests.auth.stage import P256, jwk
+from tests.support.certificates import Authority
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -38,6 +41,21 @@ def written(tmp_path):
         return str(path)
 
     return write
+
+
+KEYS = "- {sha256: " + "0f" * 32 + ", tenant: a}\n"
+
+
+def put_files(folder: Path, *names: str) -> None:
+    """Write files that can be used, for nobody else to read: what is in them, their names say."""
+    Authority(folder).server("localhost")
+    pair = (folder / "localhost.pem").read_text()
+    for name in names:
+        text = {"own": "x", "all": "x", "keys": KEYS, "keys.yaml": KEYS}.get(name, pair)
+        if name == "j":
+            text = json.dumps({"keys": [jwk(P256)]})
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o600)
 
 
 def problems_of(path: str, **how: Any) -> list[Problem]:
@@ -118,12 +136,11 @@ def test_what_editors_add_changes_nothing(written, mark, end):
 
 
 def test_relative_paths_begin_where_the_file_is(written, tmp_path, monkeypatch):
-    for name in ("c", "k", "j", "p", "ca", "keys"):
-        (tmp_path / name).write_text("x")
-        (tmp_path / name).chmod(0o600)
+    put_files(tmp_path, "c", "k", "j", "ca", "keys")
     path = written(
         WORKER
-        + "tls: {cert: c, key: ./k}\nauth: {jwt: {jwks: j}, keys: keys}\nworker_tls: {ca: ca}\n"
+        + "tls: {cert: c, key: ./k}\nworker_tls: {ca: ca}\n"
+        + "auth: {jwt: {jwks: j, algorithms: [ES256]}, keys: keys}\n"
         + f"log: {{sinks: [stdout, file:access.log, file:{tmp_path}/x.log]}}\n"
     )
     monkeypatch.chdir("/")
@@ -138,7 +155,7 @@ def test_relative_paths_begin_where_the_file_is(written, tmp_path, monkeypatch):
 
 # Every setting of the declaration, by a text that its reader takes and that is not its default.
 TEXTS = ["7s", "7%", "7", "7/min", "7/day", "off", "127.0.0.1:77", "10.0.0.0/8", "drain", "vllm", "anthropic"]
-TEXTS += ["HS256", "stdout", "http://h", "/x", "json", "some-text-that-is-long-enough-for-a-secret"]
+TEXTS += ["0600", "HS256", "stdout", "http://h", "/x", "json", "some-text-that-is-long-enough-for-a-secret"]
 # What tables are called and what settings need beside them, so that nothing else is wrong.
 NESTED = {
     "workers.NAME": "url: http://h",
@@ -415,6 +432,7 @@ resilience: {timeouts: {connect: 2, total: 1}}
     assert [(problem.line, problem.column, problem.path) for problem in errors_of(path)] == [
         (1, 1, "lisen"),
         (2, 11, "max_body"),
+        (3, 8, "auth.jwt"),
         (3, 22, "auth.jwt.leeway"),
         (5, 12, "workers.a.url"),
         (6, 39, "workers.b.headers.x-a"),
@@ -641,10 +659,10 @@ WARNINGS = [
         "workers.w.key",
         "read the file",
     ),
-    ("keys for all", WORKER + "auth: {keys: all}\n", "auth.keys", "everybody on this machine can read"),
+    ("keys for all", WORKER + "auth: {keys: keys}\n", "auth.keys", "everybody on this machine can read"),
     (
         "a tls key for all",
-        WORKER + "tls: {cert: all, key: all}\n",
+        WORKER + "tls: {cert: pair, key: pair}\n",
         "tls.key",
         "everybody on this machine can read",
     ),
@@ -684,8 +702,9 @@ WARNINGS = [
     ("content", "path", "message"), [row[1:] for row in WARNINGS], ids=[row[0] for row in WARNINGS]
 )
 def test_what_should_not_be_so_is_warned_of(written, tmp_path, content, path, message):
-    (tmp_path / "all").write_text("x")
-    (tmp_path / "all").chmod(0o644)
+    put_files(tmp_path, "all", "pair", "keys")
+    for name in ("all", "pair", "keys"):
+        (tmp_path / name).chmod(0o644)
     found, problems = read_file(written(content))
     assert found is not None
     (problem,) = problems
@@ -699,7 +718,7 @@ def test_what_should_not_be_so_is_warned_of(written, tmp_path, content, path, me
     "content",
     [
         "workers: {w: {url: 'http://h', key: '${file:own}'}}\n",
-        WORKER + "auth: {keys: own}\n",
+        WORKER + "auth: {keys: keys}\n",
         WORKER + OPEN + "trusted_proxies: [10.0.0.0/8]\n",
         WORKER + "front: {keepalive: 20s}\n",
         WORKER + "resilience: {timeouts: {total: 1m}}\n",
@@ -710,8 +729,7 @@ def test_what_should_not_be_so_is_warned_of(written, tmp_path, content, path, me
     ],
 )
 def test_what_is_right_is_not_warned_of(written, tmp_path, content):
-    (tmp_path / "own").write_text("x")
-    (tmp_path / "own").chmod(0o600)
+    put_files(tmp_path, "own", "keys")
     assert problems_of(written(content)) == []
 
 
@@ -789,9 +807,7 @@ def test_the_full_example_is_right_with_everything_in_it(written, tmp_path, monk
     text = re.sub(r"^(\s*)#(\S)", r"\1\2", (EXAMPLES / "relayd.yaml").read_text(), flags=re.MULTILINE)
     monkeypatch.setenv("VENDOR_X_KEY", "sk-1")
     (tmp_path / "tls").mkdir()
-    for name in ("tls/relayd.crt", "tls/relayd.key", "tls/workers.crt", "keys.yaml"):
-        (tmp_path / name).write_text("x")
-        (tmp_path / name).chmod(0o600)
+    put_files(tmp_path, "tls/relayd.crt", "tls/relayd.key", "tls/workers.crt", "keys.yaml")
     found, problems = read_file(written(text))
     assert [problem.message for problem in problems if problem.path != "workers.vendor-x.headers.x-org"] == []
     assert found.workers["vendor-x"].headers["x-org"].reveal() == "acme"

@@ -22,7 +22,7 @@ from jwt.exceptions import InvalidKeyError
 
 from relayd.auth.jwt import ALGORITHMS, Key
 from relayd.auth.strict import StrictError, decode_base64url, decode_object
-from relayd.readers import Secret, SettingError, decode_secret, read_jwt_secret
+from relayd.readers import Remark, Secret, SettingError, decode_secret, read_jwt_secret, refusal
 
 LARGEST_DOCUMENT = 256 << 10  # bytes
 MOST_KEYS = 100
@@ -199,9 +199,8 @@ def read_secret_key(setting: str, secret: Secret) -> Key:
         key = decode_secret(read_jwt_secret(secret.reveal()))
         ALGORITHMS["HS256"].prepare_key(key)
     except SettingError as error:
-        raise SettingError(f"{setting}: {error}") from None
+        raise refusal(Remark(setting, str(error))) from None
     except InvalidKeyError:
-        raise SettingError(
-            f"{setting}: that is a key of another algorithm, which others may know; see auth.jwt.public_key"
-        ) from None
+        message = "that is a key of another algorithm, which others may know"
+        raise refusal(Remark(setting, message, "see auth.jwt.public_key")) from None
     return Key("HS256", key)

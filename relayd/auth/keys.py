@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, TypeVar
 import yaml
 
 from relayd.auth.base import DEFAULT_TIER, LONGEST_TENANT, Granted, Refused, Tenant, is_tenant_name
-from relayd.auth.files import is_world_readable, read_file
-from relayd.readers import SettingError, read_name
+from relayd.auth.files import read_file, remarks_on_readers
+from relayd.readers import Remark, SettingError, read_name, refusal
 from relayd.registry import did_you_mean
 
 SETTING = "auth.keys"
@@ -43,7 +43,7 @@ class ApiKeys(NamedTuple):
     """The keys of a file, by their SHA-256."""
 
     by_digest: dict[bytes, Granted]
-    warnings: list[str]
+    remarks: list[Remark]  # what an operator should know
 
     def find(self, key: bytes, now: float) -> Granted | Refused:
         """Return whose key it is; `now` is the wall clock's, in seconds."""
@@ -60,7 +60,8 @@ class EntryError(Exception):
     """Something in the file that cannot be used, and where it stands."""
 
     def __init__(self, node: yaml.Node, text: str) -> None:
-        super().__init__(f"{node.start_mark.line + 1}:{node.start_mark.column + 1}: {text}")
+        super().__init__(text)
+        self.at = f"{node.start_mark.line + 1}:{node.start_mark.column + 1}"
 
 
 def read_keys(path: str) -> ApiKeys:
@@ -80,12 +81,20 @@ def read_keys(path: str) -> ApiKeys:
                 raise EntryError(entry, f"the same sha256 as on line {lines[digest]}")
             by_digest[digest], lines[digest] = granted, entry.start_mark.line + 1
         except EntryError as error:
-            errors.append(f"{SETTING}: {path}:{error}")
+            errors.append(Remark(SETTING, str(error), file=path, at=error.at))
     if errors:
-        further = [f"and {len(errors) - ERRORS_SHOWN} more"] if len(errors) > ERRORS_SHOWN else []
-        raise SettingError("\n".join(errors[:ERRORS_SHOWN] + further))
-    readable = [f"{SETTING}: everybody on this machine can read {path}: chmod o-r {path}"]
-    return ApiKeys(by_digest, readable if is_world_readable(path) else [])
+        more = f"there are {len(errors) - ERRORS_SHOWN} more such entries"
+        further = [Remark(SETTING, more, file=path)] if len(errors) > ERRORS_SHOWN else []
+        raise refusal(*errors[:ERRORS_SHOWN], *further)
+    return ApiKeys(by_digest, list(remarks_on(path, by_digest)))
+
+
+def remarks_on(path: str, by_digest: dict[bytes, Granted]) -> Iterator[Remark]:
+    """Yield what an operator should know of a file that can be used."""
+    yield from remarks_on_readers(SETTING, path)
+    if not by_digest:
+        hint = "relayd token hash-key --new --tenant NAME writes an entry"
+        yield Remark(SETTING, "there is no key in it: nobody can use a key", hint, path)
 
 
 def entries_of(path: str, data: bytes) -> list[yaml.Node]:
@@ -93,27 +102,28 @@ def entries_of(path: str, data: bytes) -> list[yaml.Node]:
     try:
         root: Any = yaml.compose(data.decode(), Loader=yaml.CSafeLoader)
     except UnicodeDecodeError:
-        raise SettingError(f"{SETTING}: {path} is not UTF-8") from None
+        raise refusal(Remark(SETTING, "it is not UTF-8", "save it as UTF-8", path)) from None
     except yaml.MarkedYAMLError as error:
-        raise SettingError(f"{SETTING}: {path}{why_not_yaml(error, data)}") from None
+        raise refusal(why_not_yaml(path, error, data)) from None
     except yaml.YAMLError:
-        raise SettingError(f"{SETTING}: {path} has characters that YAML does not allow") from None
+        raise refusal(Remark(SETTING, "it has characters that YAML does not allow", file=path)) from None
     if root is None:
         return []
     if not isinstance(root, yaml.SequenceNode):
-        raise SettingError(f"{SETTING}: {path} is not a list; write `- sha256: ...` for each key")
+        raise refusal(Remark(SETTING, "it is not a list", "write `- sha256: ...` for each key", path))
     return list(root.value)
 
 
-def why_not_yaml(error: yaml.MarkedYAMLError, data: bytes) -> str:
+def why_not_yaml(path: str, error: yaml.MarkedYAMLError, data: bytes) -> Remark:
     """Return where and why a text is not YAML."""
+    said = str(error.problem or error.context)
     mark = error.problem_mark or error.context_mark
     if mark is None:
-        return f": {error.problem or error.context}"
+        return Remark(SETTING, f"it is not YAML: {said}", file=path)
     line = data.decode().splitlines()[mark.line : mark.line + 1]
     is_tab = line and line[0][mark.column : mark.column + 1] == "\t"
-    why = "a tab, where YAML wants spaces" if is_tab else error.problem or error.context
-    return f":{mark.line + 1}:{mark.column + 1}: {why}"
+    why = "a tab, where YAML wants spaces" if is_tab else f"this is not YAML: {said}"
+    return Remark(SETTING, why, file=path, at=f"{mark.line + 1}:{mark.column + 1}")
 
 
 def read_entry(entry: yaml.Node) -> tuple[bytes, Granted]:
@@ -121,7 +131,7 @@ def read_entry(entry: yaml.Node) -> tuple[bytes, Granted]:
     fields = dict(fields_of(entry))
     for name in ("sha256", "tenant"):
         if name not in fields:
-            raise EntryError(entry, f"{name} is missing")
+            raise EntryError(entry, f"{name} is missing: add it")
     tenant = Tenant(
         read_with(read_tenant, fields["tenant"]),
         read_with(read_name, fields["tier"]) if "tier" in fields else DEFAULT_TIER,

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
     try:
         settings = read_settings(args)
-        gateway = Gateway(settings, workers_of(args, settings))
+        gateway = Gateway(settings, workers_of(args, settings), told=args.config is not None)
     except SettingError as error:
         print(f"relayd: {error}", file=sys.stderr)
         return EXIT_SETTINGS

@@ -1,8 +1,8 @@
 """Settings from a file, with all that is wrong in it at once.
 
 `text` makes YAML nodes of bytes, `walk` makes Settings of nodes by the declaration in `config`, `fill` puts
-in what `${...}` stands for, `checks` looks at what no single setting shows, `excerpts` adds the lines,
-`schema` is the declaration for editors.
+in what `${...}` stands for, `parts` tries what settings and files come to, `checks` looks at what no single
+setting shows, `excerpts` adds the lines, `schema` is the declaration for editors.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from relayd.readers import SettingError
 from relayd.settings_file.checks import View, check_all
 from relayd.settings_file.excerpts import with_excerpts
 from relayd.settings_file.fill import Filler
+from relayd.settings_file.parts import check_parts
 from relayd.settings_file.problems import Path, Place, Problem, Problems, TooManyProblems
 from relayd.settings_file.text import NotReadable, compose, read_text
 from relayd.settings_file.walk import Walk
@@ -88,5 +89,7 @@ def _settings(walk: Walk, root: yaml.Node, file: str, assignments: Sequence[str]
         written.add(path)
         walk.raws.pop(path, None)
         walk.places[path] = Place()
-    check_all(View(settings, walk.problems, walk.place, written, walk.raws), walk.secrets, file, insecure)
+    view = View(settings, walk.problems, walk.place, written, walk.raws)
+    check_parts(view)
+    check_all(view, walk.secrets, file, insecure)
     return settings

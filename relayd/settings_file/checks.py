@@ -1,4 +1,4 @@
-"""What no single setting shows: settings that contradict each other, names of nothing, missing files.
+"""What no single setting shows: settings that contradict each other, names of nothing.
 
 Each check looks at finished Settings and reports where the file (or else the command line) says so.  Where a
 setting is wrong by itself already, nothing more is said about it.
@@ -7,14 +7,14 @@ setting is wrong by itself already, nothing more is said about it.
 from __future__ import annotations
 
 import difflib
-import os
-import stat
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from relayd.auth.files import is_world_readable
+from relayd.auth.material import is_wanted
 from relayd.config import Settings
 from relayd.readers import is_loopback, quoted, split_address
 from relayd.registry import plugins
-from relayd.settings_file.problems import Path, Place, Problems
+from relayd.settings_file.problems import Path, Place, Problems, printable
 from relayd.settings_file.schema import duration_as_written
 from relayd.settings_file.walk import SecretFound
 
@@ -34,9 +34,9 @@ class View:
     ) -> None:
         self.settings = settings
         self.problems = problems
-        self._place = place
+        self.place = place
         self._written = written
-        self._raws = raws
+        self.raws = raws
 
     def is_written(self, *path: str) -> bool:
         """True if somebody wrote this setting, rightly or wrongly."""
@@ -46,25 +46,33 @@ class View:
         """True if one of these was written."""
         return any(path in self._written for path in paths)
 
+    def is_right(self, *path: str | int) -> bool:
+        """True if nothing is wrong with a setting, with what it is part of, or with its parts."""
+        return not self.problems.touches(path)
+
     def shown(self, path: Path, value: str) -> str:
         """Return a value for a message: the placeholder it came by, if it did."""
-        return quoted(self._raws.get(path, value))
+        return quoted(self.raws.get(path, value))
+
+    def file(self, path: Path, file: str) -> str:
+        """Return a file's path for a message: the placeholder it came by, if it did."""
+        return printable(self.raws.get(path, file))
 
     def close_to(self, path: Path, value: str, choices: Iterable[str]) -> str:
         """Return a hint at the closest of `choices`, or at all of them."""
         known = list(choices)
-        close = [] if path in self._raws else difflib.get_close_matches(value, known, n=1)
+        close = [] if path in self.raws else difflib.get_close_matches(value, known, n=1)
         return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(map(repr, known[:20]))
 
     def error(self, path: Path, message: str, hint: str = "") -> None:
         """Report an error, unless it is about what is wrong already."""
         if not self.problems.touches(path):
-            self.problems.error(self._place(path), path, message, hint)
+            self.problems.error(self.place(path), path, message, hint)
 
     def warn(self, path: Path, message: str, hint: str = "") -> None:
         """Report a warning, unless it is about what is wrong already."""
         if not self.problems.touches(path):
-            self.problems.warn(self._place(path), path, message, hint)
+            self.problems.warn(self.place(path), path, message, hint)
 
 
 def check_all(view: View, secrets: Collection[SecretFound], file: str, insecure: bool) -> None:
@@ -73,9 +81,8 @@ def check_all(view: View, secrets: Collection[SecretFound], file: str, insecure:
     check_workers_of_models(view)
     check_names_of_models(view)
     check_named_models(view)
-    check_jwt(view)
-    check_tls(view)
-    check_files(view)
+    check_workers(view)
+    check_addresses(view)
     check_exposure(view, insecure)
     check_balancer(view)
     check_times(view)
@@ -130,11 +137,16 @@ def check_names_of_models(view: View) -> None:
 def check_named_models(view: View) -> None:
     """Limits and passthrough name models that are there, if the file says which there are."""
     models = view.settings.models
-    if not models:
-        return
     named: list[tuple[Path, str]] = [
         (("passthrough", prefix), model) for prefix, model in view.settings.passthrough.items()
     ]
+    if not models:
+        for path, model in named:
+            shown, hint = view.shown(path, model), f"add models: {{{model}: {{targets: [NAME]}}}}"
+            if path in view.raws:
+                hint = "add models"
+            view.error(path, f"there is no model {shown} among those that are declared", hint)
+        return
     for tier, limits in view.settings.limits.tiers.items():
         named += [(("limits", "tiers", tier, "models", model), model) for model in limits.models]
     for path, model in named:
@@ -149,44 +161,41 @@ def check_named_models(view: View) -> None:
             )
 
 
+def check_workers(view: View) -> None:
+    """No worker is named twice by mistake: it would get twice its share."""
+    first: dict[object, str] = {}
+    for name, worker in view.settings.workers.items():
+        secrets = (worker.key.reveal(), *((header, text.reveal()) for header, text in worker.headers.items()))
+        other = first.setdefault((worker.url, worker.dialect, secrets), name)
+        if other != name:
+            message = f"this is {quoted(other)} again: it would get the requests of both"
+            view.warn(("workers", name, "url"), message, "take one out, if they are one and the same")
+
+
+def check_addresses(view: View) -> None:
+    """Clients and admin have addresses of their own."""
+    listen, admin = view.settings.listen, view.settings.admin
+    if admin != "off" and overlap(listen, admin):
+        at = "listen" if view.is_written("listen") and not view.is_written("admin") else "admin"
+        other = "admin" if at == "listen" else "listen"
+        address = view.shown((other,), getattr(view.settings, other))
+        view.error((at,), f"{other} is there, too: {address}", "choose another port for one of the two")
+
+
+def overlap(one: str, other: str) -> bool:
+    """True if two listeners cannot be at these addresses at once."""
+    if "unix:" in (one[:5], other[:5]) or "off" in (one, other):
+        return one == other
+    (host, port), (host_2, port_2) = split_address(one), split_address(other)
+    if port != port_2 or not port:
+        return False
+    hosts = {"127.0.0.1" if name == "localhost" else name for name in (host, host_2)}
+    everywhere = {"0.0.0.0"} if not any(":" in name for name in hosts) else {"::"}
+    all_of_one_kind = len({":" in name for name in hosts}) == 1
+    return len(hosts) == 1 or (all_of_one_kind and bool(everywhere & hosts))
+
+
 # --- who may ask ------------------------------------------------------------------------------------
-
-
-def has_auth(settings: Settings) -> bool:
-    """True if anybody is authenticated."""
-    jwt = settings.auth.jwt
-    return bool(jwt.jwks or jwt.public_key or jwt.secret or settings.auth.keys)
-
-
-def check_jwt(view: View) -> None:
-    """Every algorithm has one source of keys, and every source an algorithm."""
-    jwt, path = view.settings.auth.jwt, ("auth", "jwt")
-    public = [name for name in ("jwks", "public_key") if getattr(jwt, name)]
-    others = [name for name in jwt.algorithms if name != "HS256"]
-    if not public and not jwt.secret:
-        if view.is_written(*path):
-            view.error(path, "there are no keys to check tokens with", "add jwks, public_key or secret")
-        return
-    if len(public) > 1:
-        view.error((*path, "public_key"), "there is jwks as well", "keep one of the two")
-    if not jwt.algorithms:
-        view.error((*path, "algorithms"), "no signature is accepted", "write [RS256]")
-    if others and not public:
-        view.error(
-            (*path, "algorithms"),
-            f"{others[0]} needs jwks or public_key",
-            "write [HS256] if there is only a secret",
-        )
-    if public and jwt.algorithms and not others:
-        view.error((*path, public[0]), "none of the algorithms uses it", "add RS256 to algorithms")
-    if jwt.secret and jwt.algorithms and "HS256" not in jwt.algorithms:
-        view.error((*path, "secret"), "none of the algorithms uses it", "add HS256 to algorithms")
-    if "HS256" in jwt.algorithms and not jwt.secret:
-        view.error((*path, "algorithms"), "HS256 needs a secret", "add secret: ${NAME}")
-    if jwt.secret_kid and not jwt.secret:
-        view.error((*path, "secret_kid"), "there is no secret that it names", "add secret: ${NAME}")
-    if public and not jwt.audience:
-        view.warn(path, "tokens that were made for other services are accepted, too", "add audience: NAME")
 
 
 def check_exposure(view: View, insecure: bool) -> None:
@@ -198,16 +207,18 @@ def check_exposure(view: View, insecure: bool) -> None:
         hint = (
             "" if insecure else "choose an address on 127.0.0.1, or say --insecure if that is what you want"
         )
+        if name == "listen" and view.problems.touches(("auth",)):
+            continue  # they would be authenticated if that was right
         shown = view.shown((name,), getattr(view.settings, name))
         report((name,), f"{shown} {message}", hint)
-    if view.settings.limits.tiers and not has_auth(view.settings):
+    if view.settings.limits.tiers and not is_wanted(view.settings.auth):
         view.warn(("limits", "tiers"), "without auth there are no tenants, and no tier applies", "add auth")
 
 
 def exposures(settings: Settings) -> list[tuple[str, str]]:
     """Return (setting, what is wrong) of each address that anybody on the network can use."""
     found = []
-    if is_exposed(settings.listen) and not has_auth(settings):
+    if is_exposed(settings.listen) and not is_wanted(settings.auth):
         found.append(("listen", "can be reached from other machines, and nobody is authenticated"))
     if is_exposed(settings.admin):
         found.append(("admin", "can be reached from other machines, and nobody is authenticated there"))
@@ -221,71 +232,17 @@ def is_exposed(address: str) -> bool:
     return not is_loopback(split_address(address)[0])
 
 
-# --- files ------------------------------------------------------------------------------------------
-
-
-def check_tls(view: View) -> None:
-    """A certificate has a key."""
-    tls = view.settings.tls
-    if tls.cert and not tls.key:
-        view.error(("tls",), "there is a cert and no key", "add key: PATH")
-    if tls.key and not tls.cert:
-        view.error(("tls",), "there is a key and no cert", "add cert: PATH")
-
-
-def check_files(view: View) -> None:
-    """Files that are named are there and can be read; those with secrets, by nobody else."""
-    settings = view.settings
-    jwks = settings.auth.jwt.jwks
-    named: list[tuple[Path, str, bool]] = [
-        (("tls", "cert"), settings.tls.cert, False),
-        (("tls", "key"), settings.tls.key, True),
-        (("worker_tls", "ca"), settings.worker_tls.ca, False),
-        (("auth", "jwt", "jwks"), "" if "://" in jwks else jwks, False),
-        (("auth", "jwt", "public_key"), settings.auth.jwt.public_key, False),
-        (("auth", "keys"), settings.auth.keys, True),
-    ]
-    for path, file, is_secret in named:
-        if file:
-            check_file(view, path, file, is_secret)
-    for index, sink in enumerate(settings.log.sinks):
-        directory = os.path.dirname(sink.removeprefix("file:")) or "."
-        if sink.startswith("file:") and not os.path.isdir(directory):
-            view.error(("log", "sinks", index), "there is no such directory to write to", "make it")
-
-
-def check_file(view: View, path: Path, file: str, is_secret: bool) -> None:
-    """Report a file that cannot be read, and a secret one that everybody can read."""
-    shown = view.shown(path, file)
-    try:
-        with open(file, "rb"):
-            pass
-    except (OSError, ValueError) as error:
-        said = getattr(error, "strerror", None) or error
-        view.error(
-            path, f"{shown} cannot be read: {said}", "a relative path begins where the settings file is"
-        )
-        return
-    if is_secret and is_for_all(file):
-        view.warn(path, f"everybody on this machine can read {shown}", "chmod o-r it")
-
-
-def is_for_all(file: str) -> bool:
-    """True if every user may read a file."""
-    try:
-        return bool(os.stat(file).st_mode & stat.S_IROTH)
-    except OSError:
-        return False
+# --- secrets ------------------------------------------------------------------------------------------
 
 
 def check_secrets(view: View, secrets: Collection[SecretFound], file: str) -> None:
     """Secrets are in files of their own, or in the environment."""
-    exposed = ", which everybody on this machine can read" if is_for_all(file) else ""
+    exposed = ", which everybody on this machine can read" if is_world_readable(file) else ""
     for secret in secrets:
         if secret.in_plain_text:
             view.warn(secret.path, f"a secret in this file{exposed}", "write ${NAME} or ${file:PATH} here")
         for source in secret.files:
-            if is_for_all(source):
+            if is_world_readable(source):
                 view.warn(secret.path, "everybody on this machine can read the file it is in", "chmod o-r it")
 
 

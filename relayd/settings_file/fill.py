@@ -37,8 +37,8 @@ class Filler:
         self.directory = directory
         self._environment = environment
 
-    def fill(self, raw: str) -> Filled:
-        """Return `raw` with every placeholder replaced.
+    def fill(self, raw: str, *, is_secret: bool = False) -> Filled:
+        """Return `raw` with every placeholder replaced; of a secret no default is suggested.
 
         Raises:
             SettingError: one of them stands for nothing; the message never has a value in it.
@@ -58,16 +58,16 @@ class Filler:
                 written = match["inside"].removeprefix("file:")
                 files.append(self._path(written))
                 return content_of(files[-1], written)
-            text, is_default = self._variable(match["inside"])
+            text, is_default = self._variable(match["inside"], is_secret)
             seen["default"] |= is_default
             return text
 
         text = _PLACEHOLDER.sub(replace, raw)
         if seen["filled"] and not text:
-            raise SettingError(f"{quoted(raw)} stands for an empty text")
+            raise SettingError(f"{quoted(raw)} stands for an empty text; put something there")
         return Filled(text, seen["filled"], tuple(files), seen["default"])
 
-    def _variable(self, inside: str) -> tuple[str, bool]:
+    def _variable(self, inside: str, is_secret: bool = False) -> tuple[str, bool]:
         match = _VARIABLE.fullmatch(inside)
         if match is None:
             raise SettingError(
@@ -77,9 +77,8 @@ class Filler:
         if not value and match["default"] is not None:
             return match["default"], True
         if match["name"] not in self._environment:
-            raise SettingError(
-                f"the variable {match['name']} is not set; set it, or write ${{{match['name']}:-DEFAULT}}"
-            )
+            other = "${file:PATH}" if is_secret else f"${{{match['name']}:-DEFAULT}}"
+            raise SettingError(f"the variable {match['name']} is not set; set it, or write {other}")
         if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
             raise SettingError(f"the variable {match['name']} is not UTF-8")
         return value, False

@@ -18,6 +18,7 @@ from relayd.readers import (
     Secret,
     kind_of,
     read_duration,
+    read_mode,
     read_share,
     read_size,
     read_switch,
@@ -90,7 +91,8 @@ def scalar(reader: Reader) -> dict[str, Any]:
     if getattr(reader, "choices", None):
         return {"anyOf": [{"enum": list(kind.examples)}, {"type": "string", "pattern": PLACEHOLDER}]}
     types = ["string"]
-    types += ["number"] if not kind.pattern or re.fullmatch(kind.pattern, "20") else []
+    numbers = ("20", "660")
+    types += ["number"] if not kind.pattern or any(re.fullmatch(kind.pattern, one) for one in numbers) else []
     types += ["boolean"] if not kind.pattern or re.fullmatch(kind.pattern, "off") else []
     found: dict[str, Any] = {"type": types if types[1:] else "string", "examples": list(kind.examples)}
     return {**found, "pattern": f"^(?:{kind.pattern})$|{PLACEHOLDER}"} if kind.pattern else found
@@ -116,6 +118,8 @@ def as_written(value: Any, reader: Reader) -> str:
         return "on" if value else "off"
     if reader is read_share:
         return f"{value * 100:g}%"
+    if reader is read_mode:
+        return f"{value:04o}"
     if reader is read_size:
         return size_as_written(value)
     return str(value)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Annotated, Any, get_origin, get_type_hints
 
@@ -26,6 +27,8 @@ MOST_VISITS = 100_000  # of nodes: through aliases a small file may name many
 
 NULL = "tag:yaml.org,2002:null"
 NOTHING: Any = object()  # what a value that cannot be read becomes
+
+SUSPICIOUS = re.compile(r"key|secret|header|token|passw|auth|credential|bearer", re.IGNORECASE)
 
 Reader = Callable[[str], Any]
 
@@ -66,7 +69,7 @@ class Walk:
         values: dict[str, Any] = {}
         for key, key_node, value_node in self._pairs(node, path, lambda: section_example(struct)):
             if key not in hints:
-                self._unknown(key, key_node, list(hints), path)
+                self._unknown(key, key_node, value_node, struct, path)
                 continue
             self._found((*path, key), key_node, value_node)
             values[key] = self._setting(hints[key], value_node, (*path, key))
@@ -78,8 +81,10 @@ class Walk:
         usable = {key: value for key, value in values.items() if value is not NOTHING}
         for field in fields_of(struct):
             if field.required and field.name not in usable:
+                is_missing = field.name not in values and not self.problems.touches(path)
+                self.problems.broken.add((*path, field.name))
                 usable[field.name] = () if "rows" in how_written(declared(struct)[field.name]) else ""
-                if field.name not in values and not self.problems.touches(path):
+                if is_missing:
                     example = example_of(declared(struct)[field.name])
                     self.problems.error(
                         self.place(path, node),
@@ -161,14 +166,32 @@ class Walk:
             return None
         return str(node.value)
 
-    def _unknown(self, key: str, node: yaml.Node, known: list[str], path: Path) -> None:
+    def _unknown(
+        self, key: str, node: yaml.Node, value: yaml.Node, struct: type[msgspec.Struct], path: Path
+    ) -> None:
         where = f" in {dotted(path)}" if path else ""
+        hints = declared(struct)
         self.problems.error(
             place_at(node.start_mark),
             (*path, key),
             f"there is no setting {quoted(key)}{where}",
-            hint_for(key, known),
+            hint_for(key, list(hints)),
         )
+        for meant in close_to(key, hints):
+            self.problems.broken.add((*path, meant))  # nothing is to be said of its not being there
+            self._show_if_meant(hints[meant], key, meant, value)
+
+    def _show_if_meant(self, hint: Any, key: str, meant: str, node: yaml.Node) -> None:
+        """Let an excerpt show a value that the setting which was meant would take, if that is plain."""
+        if get_origin(hint) is not Annotated or not is_nearly(key, meant):
+            return
+        written = how_written(hint)
+        reader = written.get("item" if isinstance(node, yaml.SequenceNode) else "read")
+        if "table" in written or reader is None or not kind_of(reader).pattern:
+            return  # what would take any text may be given a secret
+        for item in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            if isinstance(item, yaml.ScalarNode) and re.fullmatch(kind_of(reader).pattern, item.value):
+                self.harmless.add(id(item))
 
     # Lists
 
@@ -210,7 +233,7 @@ class Walk:
             return self._wrong_kind(node, path, kind.words, one_of(kind))
         raw = node.value.removesuffix("\n") if node.style in ("|", ">") else node.value
         try:
-            filled = self.filler.fill(raw)
+            filled = self.filler.fill(raw, is_secret=kind.is_secret)
         except SettingError as error:
             return self._wrong(node, path, str(error))
         self._show(node, raw, kind, filled)
@@ -348,11 +371,23 @@ def table_example(hint: Any) -> str:
 
 def hint_for(key: str, known: list[str]) -> str:
     """Return what was probably meant by a key that is not known here."""
-    close = difflib.get_close_matches(key.lower().replace("-", "_")[:64], known, n=1)
+    close = close_to(key, known)
     elsewhere = [path for path in every_path() if path.rsplit(".", 1)[-1] == key][:3]
     hints = [f"did you mean {close[0]!r}?"] if close else []
     hints += [f"there is {' and '.join(elsewhere)}"] if elsewhere else []
     return "; ".join(hints) or f"known here: {', '.join(known)}"
+
+
+def close_to(key: str, known: Iterable[str]) -> list[str]:
+    """Return the setting that is written most like `key`, if one is."""
+    return difflib.get_close_matches(key.lower().replace("-", "_")[:64], list(known), n=1)
+
+
+def is_nearly(key: str, meant: str) -> bool:
+    """True for a slip of the finger, and nothing that sounds like a secret."""
+    plain = key.lower().replace("-", "_")
+    alike = difflib.SequenceMatcher(None, plain, meant).ratio()
+    return alike > 0.8 and not SUSPICIOUS.search(plain)
 
 
 @cache

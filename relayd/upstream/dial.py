@@ -8,21 +8,21 @@ addresses of a name are tried in turn within the connect timeout, starting with 
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import ssl
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from relayd._fast.leg import Connection, LegOutcome, Pool
+from relayd.auth.files import read_plain
 from relayd.config import WorkerTls
-from relayd.readers import SettingError
+from relayd.readers import Remark, read_worker_url, refusal, split_url
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
 REFRESH_S = 30.0
+CA = "worker_tls.ca"
+LARGEST_CA = 16 << 20  # bytes; a system's bundle has 250 KB
 
 Address = tuple[str, int]
 
@@ -31,20 +31,9 @@ class Endpoint:
     """Where a worker is: scheme, host, port, and the addresses found for them."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit("")
-        try:
-            parts = urlsplit(url)
-            host, port = parts.hostname or "", parts.port
-        except ValueError:
-            host, port = "", 0
-        if parts.scheme not in ("http", "https") or port == 0 or not is_host(host):
-            raise SettingError(f"{url!r} is not a worker's URL: write http://HOST:PORT or https://HOST")
-        if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
-            raise SettingError(f"{url!r} has more than a scheme, a host and a port: leave the rest away")
-        if "]" in parts.netloc and not re.search(r"\](:[0-9]+)?$", parts.netloc):
-            raise SettingError(f"{url!r} is not a worker's URL: write http://[ADDRESS]:PORT")
-        self.tls = parts.scheme == "https"
-        self.host = host
+        read_worker_url(url)
+        scheme, self.host, port, _ = split_url(url)
+        self.tls = scheme == "https"
         self.port = port or (443 if self.tls else 80)
         self.addresses: list[Address] = []
         self.resolved_at = 0.0
@@ -55,16 +44,6 @@ class Endpoint:
         name = f"[{self.host}]" if ":" in self.host else self.host
         default = 443 if self.tls else 80
         return (name if self.port == default else f"{name}:{self.port}").encode("ascii")
-
-
-def is_host(name: str) -> bool:
-    """True for an address or a name of letters, digits, dots, dashes and underscores."""
-    try:
-        ip_address(name)
-    except ValueError:
-        labels = name.removesuffix(".").split(".")
-        return len(name) < 254 and all(re.fullmatch(r"[A-Za-z0-9_-]{1,63}", label) for label in labels)
-    return True
 
 
 class Dialer:
@@ -195,10 +174,15 @@ def tls_context(settings: WorkerTls) -> ssl.SSLContext:
     Raises:
         SettingError: the file of authorities cannot be used.
     """
+    if settings.ca:
+        read_plain(CA, settings.ca, LARGEST_CA)
     try:
         context = ssl.create_default_context(cafile=settings.ca or None)
-    except (OSError, ssl.SSLError) as error:
-        raise SettingError(f"worker_tls.ca: {settings.ca!r} cannot be read: {error}") from None
+    except (OSError, ssl.SSLError):
+        message = "it has no PEM certificate that can be read (BEGIN CERTIFICATE)"
+        raise refusal(
+            Remark(CA, message, "name the file of your authority's certificate", settings.ca)
+        ) from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     if not settings.verify:

@@ -349,23 +349,23 @@ def test_a_secret_alone(tmp_path):
 
 
 CONTRADICTIONS = [
-    ({"issuer": "x"}, "no key to check tokens with"),
+    ({"issuer": "x"}, "no keys to check tokens with"),
     ({"jwks": document(jwk(RSA)), "public_key": pem(RSA)}, "one key alone"),
     ({"public_key": pem(RSA), "secret": HEX, "algorithms": ("RS256", "HS256")}, "one key alone"),
-    ({"secret": HEX}, "does not list HS256"),
-    ({"jwks": document(jwk(RSA)), "algorithms": ("RS256", "HS256")}, "HS256 needs one"),
-    ({"jwks": document(jwk(RSA)), "algorithms": ()}, "add RS256"),
+    ({"secret": HEX}, "it is for HS256"),
+    ({"jwks": document(jwk(RSA)), "algorithms": ("RS256", "HS256")}, "HS256 needs a secret"),
+    ({"jwks": document(jwk(RSA)), "algorithms": ()}, "no signature is accepted"),
     (
         {"jwks": document(jwk(RSA)), "secret": HEX, "algorithms": ("HS256",), "secret_kid": "hs"},
-        "none that public keys are for",
+        "it is for algorithms with public keys",
     ),
     ({"jwks": document(jwk(RSA)), "secret": HEX, "algorithms": ("RS256", "HS256")}, "needs a name"),
-    ({"jwks": document(jwk(RSA)), "secret_kid": "hs"}, "no secret that it could name"),
+    ({"jwks": document(jwk(RSA)), "secret_kid": "hs"}, "no secret that it names"),
     ({"jwks": document(jwk(RSA)), "tenant_claim": ""}, "nobody could be told"),
     ({"secret": "short", "algorithms": ("HS256",)}, "too short"),
-    ({"jwks": "http://id.test/jwks"}, "without https"),
-    ({"jwks": "http://169.254.169.254/keys"}, "without https"),
-    ({"jwks": "https://user:pass@id.test/"}, "user name"),
+    ({"jwks": "http://id.test/jwks"}, "use https://"),
+    ({"jwks": "http://169.254.169.254/keys"}, "use https://"),
+    ({"jwks": "https://user:pass@id.test/"}, "before the @"),
     ({"jwks": "file:///etc/keys"}, "not a URL"),
     ({"jwks": "https://"}, "not a URL"),
     ({"jwks": "https://[::1/"}, "not a URL"),
@@ -405,7 +405,7 @@ def test_a_file_that_others_can_write_has_no_keys_for_us(tmp_path):
 def test_says_what_an_operator_should_know(tmp_path):
     jwt = settings_with(tmp_path, jwks=document(jwk(RSA), jwk(P256, "b")))
     said = "\n".join(authenticator(jwt).warnings)
-    assert "audience is not set" in said
+    assert "no audience is set" in said
     assert "key 2 of 2 is left out" in said
 
 

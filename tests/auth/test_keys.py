@@ -16,6 +16,7 @@ from tests.auth.stage import NOW, authenticator, write
 
 KEY = b"rk-0123456789abcdefghij"
 HASH = hashlib.sha256(KEY).hexdigest()
+ENTRY = f"- {{sha256: {HASH}, tenant: a}}\n"
 OTHER = hashlib.sha256(b"other").hexdigest()
 
 
@@ -37,8 +38,14 @@ def test_tier_models_and_end_need_not_be_said(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "[]"])
-def test_no_keys_are_no_error(tmp_path, text):
-    assert keys(tmp_path, text).find(KEY, NOW) == Refused("unknown_key")
+def test_no_keys_are_no_error_but_worth_a_word(tmp_path, text):
+    found = keys(tmp_path, text)
+    assert found.find(KEY, NOW) == Refused("unknown_key")
+    (remark,) = found.remarks
+    assert str(remark) == (
+        f"auth.keys: {tmp_path}/keys.yaml: there is no key in it: nobody can use a key; "
+        "relayd token hash-key --new --tenant NAME writes an entry"
+    )
 
 
 @pytest.mark.parametrize("other", [b"", KEY[:-1], KEY + b"x", KEY.upper(), HASH.encode(), b"\xff"])
@@ -122,7 +129,7 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path):
         keys(tmp_path, "- a\n" * 30 + f"- {{sha256: {HASH}, tenant: a}}")
     lines = str(caught.value).splitlines()
     assert len(lines) == 21
-    assert lines[-1] == "and 10 more"
+    assert lines[-1].endswith("there are 10 more such entries")
 
 
 def test_bad_utf_8(tmp_path):
@@ -138,8 +145,8 @@ def test_a_file_that_others_can_write_is_refused(tmp_path, mode):
 
 
 def test_a_file_that_everybody_can_read_is_worth_a_word(tmp_path):
-    assert "chmod o-r" in read_keys(write(tmp_path / "keys.yaml", "[]", 0o644)).warnings[0]
-    assert read_keys(write(tmp_path / "keys.yaml", "[]", 0o640)).warnings == []
+    assert "chmod o-r" in str(read_keys(write(tmp_path / "keys.yaml", ENTRY, 0o644)).remarks[0])
+    assert read_keys(write(tmp_path / "keys.yaml", ENTRY, 0o640)).remarks == []
 
 
 def test_no_file(tmp_path):

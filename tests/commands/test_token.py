@@ -212,7 +212,7 @@ def test_keys_from_a_url_are_fetched_once(says, configured, monkeypatch):
         "unknown_kid",
     ]
     assert issuer.fetches == 1
-    assert "audience is not set" in errors
+    assert "no audience is set" in errors
 
 
 def test_a_url_without_keys_is_an_error(says, configured, monkeypatch):
