@@ -172,10 +172,9 @@ LONGEST_SOCKET_PATH = 107  # bytes: sun_path of Linux, less the NUL at its end
 def refuse_socket_path(path: str) -> None:
     """Raise a SettingError for what is no path of a Unix socket."""
     if not path.startswith("/"):
-        absolute = "/" + path.lstrip("./@") if path.strip("./@") else "/run/relayd/relayd.sock"
         raise SettingError(
-            f"{quoted('unix:' + path)}: the path of a socket begins with /, whatever directory relayd is "
-            f"started in: write unix:{quoted(absolute)[1:-1]}"
+            f"{quoted('unix:' + path)}: the path of a socket must begin with /: write unix:/PATH, such as "
+            "unix:/run/relayd/relayd.sock"
         )
     if path.endswith("/"):
         raise SettingError(f"{quoted('unix:' + path)} is a directory: write unix:/PATH with a file's name")

@@ -339,6 +339,21 @@ LEAKS = [
     f"auth:\n  jwt:\n    secret: *{CANARY}",
     f"auth:\n  jwt:\n    secret: !{CANARY} x",
     f"auth: {{jwt: {{secret: {CANARY}: x}}}}",
+    f"auth:\n  jwt:\n    secert: {CANARY}\n\tx",
+    f"auth:\n  jwt:\n    issuer: x\n    {CANARY}\n\tx",
+    f"auth:\n  keys: {CANARY}\n\tx",
+    f"auth:\n  keys:\n    - {CANARY}\n\tx",
+    f"auth: {{jwt: {{issuer: x, secert: {CANARY}}}",
+    f"auth: {{jwt: {{public_key: {CANARY}, x}}",
+    f"limits: {{tokens: {CANARY}, key: {CANARY}",
+    f"auth:\n  jwt:\n    secret: '${{NONE_SUCH}}{CANARY}'",
+    f"auth:\n  jwt:\n    secret: '${{NONE_SUCH:{CANARY}}}'",
+    f"auth: {{keyz: {CANARY}}}",
+    f"auth: {{key: {CANARY}}}",
+    f"auth: {{jwks: {CANARY}}}",
+    f"auth: {{jwt: {{jwk: {CANARY}, isuer: {CANARY}, public_kay: {CANARY}}}}}",
+    f"polcy: {CANARY}",
+    f"tokens: {CANARY}",
     "models: {m: {targets: [{worker: '${CANARY}'}]}}",
     "models: {m: {targets: [w], aliases: ['${CANARY}', '${CANARY}']}}",
     "models: {m: {targets: [w]}}\npassthrough: {/: '${CANARY}'}",
@@ -377,6 +392,28 @@ def test_a_secret_is_masked_and_the_rest_of_its_line_is_not(written):
         f"workers: {{w: {{url: 'ftp://127.0.0.1:1', key: {MASK}}}}}",
         " " * 19 + "^",
     )
+
+
+SHOWN = [
+    ("lisen: 127.0.0.1:80\n", "lisen: 127.0.0.1:80"),
+    ("models: {m: {target: [w, v]}}\n", "models: {m: {target: [w, v]}}"),
+    ("drain-timeout: 5s\n", "drain-timeout: 5s"),
+    ("lisen: {a: b}\n", f"lisen: {{a: {MASK}}}"),
+    ("lisen: what is this\n", f"lisen: {MASK}"),
+    ("auth: {jwt: {algorithms: [HS256], secret: '${NONE_SUCH}'}}\n",) * 2,
+    ("auth: {jwt: {secret: '${file:gone}'}}\n",) * 2,
+    ("auth: {jwt: {secret: '${file:${NONE_SUCH}/jwt}'}}\n",) * 2,
+    ("auth:\n  jwt:\n\t  issuer: https://h\n", "   issuer: https://h"),
+    ("auth: {jwt: {issuer: https://h, leeway: 3s}\n",) * 2,
+    ("policy: least_tokens: x\n",) * 2,
+    ("limits: {tiers: {a: {tokens: 5/s}}\n",) * 2,
+]
+
+
+@pytest.mark.parametrize(("content", "shown"), SHOWN)
+def test_what_is_no_secret_is_shown(written, content, shown):
+    lines = [problem.excerpt[0] for problem in errors_of(written(WORKER + content)) if problem.line > 1]
+    assert lines == [shown.rstrip("\n")]
 
 
 # --- what is wrong ------------------------------------------------------------------------------------

@@ -24,7 +24,10 @@ class PathError(Exception):
 
 
 class PathSocket:
-    """A listening Unix socket and the file that leads to it."""
+    """A listening Unix socket and the file that leads to it.
+
+    The file is held open as well: so its number is given to no other file, and tells it from any other.
+    """
 
     def __init__(self, path: str, mode: int) -> None:
         """Listen at `path`.
@@ -37,8 +40,8 @@ class PathSocket:
         try:
             make_room(path)
             bind(self.socket, path, mode)
+            self._file: int | None = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
             self.socket.listen(BACKLOG)
-            self.identity = identity_of(path)
         except OSError as error:
             self.socket.close()
             raise PathError(f"it cannot be made: {(error.strerror or str(error)).lower()}") from None
@@ -50,11 +53,17 @@ class PathSocket:
     def remove(self) -> None:
         """Take the file away if it still leads to this socket.
 
-        To be called while the socket is open: nobody has replaced a file that answers.
+        To be called while the socket is open: nobody replaces a file that answers.
         """
-        if self.identity and identity_of(self.path) == self.identity:
-            os.unlink(self.path)
-        self.identity = None
+        if self._file is None:
+            return
+        try:
+            if os.path.samestat(os.fstat(self._file), os.lstat(self.path)):
+                os.unlink(self.path)
+        except OSError:
+            pass  # it is gone already, or not ours to remove any more
+        os.close(self._file)
+        self._file = None
 
 
 def make_room(path: str) -> None:
@@ -110,15 +119,3 @@ def bind(listener: socket.socket, path: str, mode: int) -> None:
         listener.bind(path)
     finally:
         os.umask(old)
-
-
-def identity_of(path: str) -> tuple[int, int, int] | None:
-    """Return what tells a file from another one of the same name, None if there is none.
-
-    The number of a file that is gone is given to the next one, so the time it was made at is part of it.
-    """
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns

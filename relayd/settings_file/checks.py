@@ -86,6 +86,7 @@ def check_all(view: View, secrets: Collection[SecretFound], file: str, insecure:
     check_exposure(view, insecure)
     check_balancer(view)
     check_times(view)
+    check_sizes(view)
     check_secrets(view, secrets, file)
     if not view.settings.workers:
         view.error((), "there are no workers", "add workers: {NAME: {url: http://HOST:PORT}}")
@@ -162,7 +163,7 @@ def check_named_models(view: View) -> None:
 
 
 def check_workers(view: View) -> None:
-    """No worker is named twice by mistake: it would get twice its share."""
+    """No worker is there twice by mistake, and none is sent two credentials in one header."""
     first: dict[object, str] = {}
     for name, worker in view.settings.workers.items():
         secrets = (worker.key.reveal(), *((header, text.reveal()) for header, text in worker.headers.items()))
@@ -170,6 +171,10 @@ def check_workers(view: View) -> None:
         if other != name:
             message = f"this is {quoted(other)} again: it would get the requests of both"
             view.warn(("workers", name, "url"), message, "take one out, if they are one and the same")
+        line = "x-api-key" if worker.dialect == "anthropic" else "authorization"
+        if worker.key and line in worker.headers:
+            message = "the key is sent in this header, too, and a worker takes but one"
+            view.error(("workers", name, "headers", line), message, "keep one of the two")
 
 
 def check_addresses(view: View) -> None:
@@ -179,7 +184,7 @@ def check_addresses(view: View) -> None:
         at = "listen" if view.is_written("listen") and not view.is_written("admin") else "admin"
         other = "admin" if at == "listen" else "listen"
         address = view.shown((other,), getattr(view.settings, other))
-        view.error((at,), f"{other} is there, too: {address}", "choose another port for one of the two")
+        view.error((at,), f"{other} is there, too: {address}", "choose another address for one of the two")
 
 
 def overlap(one: str, other: str) -> bool:
@@ -281,6 +286,13 @@ def check_times(view: View) -> None:
             "a stop takes as long as the longest request",
             "write less than what started relayd waits for it: systemd does for 90s unless told otherwise",
         )
+
+
+def check_sizes(view: View) -> None:
+    """There is room for the largest request."""
+    if view.settings.max_held < view.settings.max_body:
+        message = "it is less than max_body: the largest requests would never be taken"
+        view.warn(("max_held",), message, "write several times max_body")
 
 
 def check_order(view: View, shorter: tuple[str, ...], longer: tuple[str, ...]) -> None:

@@ -1,8 +1,9 @@
 """The line that a problem is about, with a caret below it and without anything that is a secret.
 
 Where the file could be walked, only values that were read as a setting that is no secret are shown: what
-stands below a misspelt `secret` is none of them.  Where it could not, lines that may have to do with a secret
-are shown up to their first colon.
+stands below a misspelt `secret` is none of them.  The value of a misspelt key is shown if the setting that
+was meant would take it and nothing about it sounds like a secret.  Where the file could not be walked, lines
+that may have to do with a secret are shown up to their first colon.
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ import yaml
 
 from relayd.settings_file.problems import Problem
 from relayd.settings_file.text import LINE_BREAKS
+from relayd.settings_file.walk import SUSPICIOUS, every_name
 
 WIDTH = 100
 MASK = "***"
 
-_SUSPICIOUS = re.compile(r"key|secret|header|token|passw|auth|credential|bearer", re.IGNORECASE)
+# Words of settings that sound like a secret and have none.  Not so `keys` and `public_key`, which are paths:
+# somebody may have written the key itself.
+PLAIN = {"auth", "tokens", "first_token", "least_tokens", "secret_kid"}
+_WORD = re.compile(r"[A-Za-z0-9_-]+")
+_KEY = re.compile(r"([A-Za-z0-9_-]+)\s*:(?:\s|$)")
 _IN_URL = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 _QUERY = re.compile(r"://[^\s?\"']*\?([^\s\"']+)")
 
@@ -108,20 +114,41 @@ def without_comment(text: str, caret: int) -> str:
 def guessed_spans(lines: list[str], line: int) -> list[Span]:
     """Return what to hide of a line of a file that is no YAML."""
     text = lines[line - 1]
-    indent = indent_of(text)
-    suspicious = bool(_SUSPICIOUS.search(text))
-    for above in reversed(lines[max(0, line - 200) : line - 1]):
-        if suspicious or indent == 0:
-            break
-        if above.strip() and indent_of(above) < indent:
-            indent = indent_of(above)
-            suspicious = bool(_SUSPICIOUS.search(above))
-    if not suspicious:
+    if not may_have_secret(text, list(above(lines, line))):
         return []
     colon = text.find(":")
     begin = colon + 1 if colon >= 0 else indent_of(text)
     begin += len(text[begin:]) - len(text[begin:].lstrip())
     return [(begin, len(text.rstrip()))] if begin < len(text.rstrip()) else []
+
+
+def may_have_secret(text: str, sections: list[str]) -> bool:
+    """True if a line, or one of those that it is below, speaks of secrets.
+
+    In `auth` a misspelt key may have one, so there all keys of a line must be known.
+    """
+    if any(sounds_secret(word) for part in (text, *sections) for word in _WORD.findall(part)):
+        return True
+    if not any("auth" in _WORD.findall(part) for part in (text, *sections)):
+        return False
+    keys = _KEY.findall(text)
+    return not keys or any(key not in every_name() for key in keys)
+
+
+def sounds_secret(word: str) -> bool:
+    """True for a word that may be, or be beside, the name of a secret."""
+    return bool(SUSPICIOUS.search(word)) and word not in PLAIN
+
+
+def above(lines: list[str], line: int) -> Iterator[str]:
+    """Yield the lines that `line` is below of, by their indentation, the nearest first."""
+    indent = indent_of(lines[line - 1])
+    for text in reversed(lines[max(0, line - 200) : line - 1]):
+        if indent == 0:
+            return
+        if text.strip() and indent_of(text) < indent:
+            indent = indent_of(text)
+            yield text
 
 
 def indent_of(text: str) -> int:

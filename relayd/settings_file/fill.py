@@ -21,6 +21,9 @@ _PLACEHOLDER = re.compile(r"\$\$\{|\$\{(?P<inside>(?:\$\{[^{}]*\}|[^{}])*)\}|\$\
 _VARIABLE = re.compile(rf"(?P<name>{_NAME})(?::-(?P<default>.*))?", re.DOTALL)
 
 
+_NAMES_ONLY = re.compile(rf"\$\{{(?:{_NAME}|file:(?:[^{{}}$]|\$\{{{_NAME}\}})*)\}}")
+
+
 class Filled(msgspec.Struct, frozen=True):
     """A value after its placeholders were replaced."""
 
@@ -88,6 +91,11 @@ class Filler:
         if not path:
             raise SettingError("${file:} names no file: write ${file:PATH}")
         return os.path.join(self.directory, path)
+
+
+def names_only(raw: str) -> bool:
+    """True for a value that is one placeholder and has nothing in it that could be a secret itself."""
+    return bool(_NAMES_ONLY.fullmatch(raw))
 
 
 def content_of(path: str, written: str) -> str:

@@ -19,7 +19,7 @@ import yaml
 
 from relayd.config import Settings, entry_type, every_key, how_written
 from relayd.readers import Kind, SettingError, kind_of, quoted, read_key_source, read_path, read_sink
-from relayd.settings_file.fill import Filled, Filler
+from relayd.settings_file.fill import Filled, Filler, names_only
 from relayd.settings_file.problems import Path, Place, Problems, TooManyProblems, dotted
 from relayd.settings_file.text import place_at
 
@@ -123,6 +123,7 @@ class Walk:
                 )
                 continue
             self._found(inside, key_node, value_node)
+            self.places[(*path, name)] = self.places[inside]
             if reader:
                 value = self._scalar(reader, value_node, inside)
             else:
@@ -186,6 +187,8 @@ class Walk:
         if get_origin(hint) is not Annotated or not is_nearly(key, meant):
             return
         written = how_written(hint)
+        if "rows" in written:
+            written = {"item": how_written(declared(entry_type(hint))[written["rows"]])["read"]}
         reader = written.get("item" if isinstance(node, yaml.SequenceNode) else "read")
         if "table" in written or reader is None or not kind_of(reader).pattern:
             return  # what would take any text may be given a secret
@@ -235,8 +238,9 @@ class Walk:
         try:
             filled = self.filler.fill(raw, is_secret=kind.is_secret)
         except SettingError as error:
+            self._show(node, raw, kind)
             return self._wrong(node, path, str(error))
-        self._show(node, raw, kind, filled)
+        self._show(node, raw, kind)
         if filled.by_placeholder:
             self.raws[path] = raw
         try:
@@ -265,9 +269,8 @@ class Walk:
         is_path = reader is read_path or (reader is read_key_source and "://" not in value)
         return os.path.join(self.filler.directory, value) if is_path and value else value
 
-    def _show(self, node: yaml.Node, raw: str, kind: Kind, filled: Filled) -> None:
-        only_names = filled.by_placeholder and not filled.has_default and raw.startswith("${")
-        if not kind.is_secret or (only_names and raw.find("}") == len(raw) - 1):
+    def _show(self, node: yaml.Node, raw: str, kind: Kind) -> None:
+        if not kind.is_secret or names_only(raw):
             self.harmless.add(id(node))
 
     # All of them
@@ -388,6 +391,12 @@ def is_nearly(key: str, meant: str) -> bool:
     plain = key.lower().replace("-", "_")
     alike = difflib.SequenceMatcher(None, plain, meant).ratio()
     return alike > 0.8 and not SUSPICIOUS.search(plain)
+
+
+@cache
+def every_name() -> frozenset[str]:
+    """Return the names of all settings and of the sections they are in."""
+    return frozenset(name for path in every_path() for name in re.split(r"\.|\[\]\.", path))
 
 
 @cache

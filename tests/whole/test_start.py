@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import datetime
 import re
+import signal
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from tests.support.certificates import Authority
 from tests.support.dialects import OPENAI
 from tests.support.gateway import Gateway, run_relayd
+from tests.support.program import Program
 from tests.support.upstream import Upstream, bound, reply, send, silence, stream
 from tests.support.wire import Answer, ask, request
 from tests.whole.conftest import Relay, question
@@ -377,3 +381,108 @@ def test_a_silent_worker_is_not_a_crash(start: Callable[..., Relay]) -> None:
     relay = start(1, {"resilience.timeouts.first_token": "300ms"})
     relay.upstream.play([silence()])
     _is_told(relay.gateway, 504, "first_token_timeout")
+
+
+# Unix sockets
+
+READY_THERE = re.compile(r"listening on unix:(\S+?)(?:, admin on (\S+))?\n")
+
+
+def _ask_there(path: str, page: str) -> bytes:
+    """Return what a Unix socket answers to a GET."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(5)
+        client.connect(path)
+        client.sendall(f"GET {page} HTTP/1.1\r\nHost: relayd\r\nConnection: close\r\n\r\n".encode())
+        return b"".join(iter(lambda: client.recv(1 << 16), b""))
+
+
+def _serve_there(upstream: Upstream, folder: Path, *arguments: str) -> Program:
+    places = ("--listen", f"unix:{folder}/relayd.sock", "--admin", f"unix:{folder}/admin.sock")
+    return Program(READY_THERE, "serve", *places, "--worker", upstream.url, *arguments)
+
+
+def test_clients_and_admin_come_by_unix_sockets(tmp_path: Path) -> None:
+    sockets = [tmp_path / "relayd.sock", tmp_path / "admin.sock"]
+    with Upstream() as upstream, _serve_there(upstream, tmp_path, "--set", "drain_delay=0") as relayd:
+        assert [stat.S_IMODE(path.stat().st_mode) for path in sockets] == [0o660, 0o660]
+        assert b"HTTP/1.1 200 OK" in _ask_there(str(sockets[0]), "/any")
+        assert b"HTTP/1.1 200 OK" in _ask_there(str(sockets[1]), "/livez")
+        relayd.signal(signal.SIGTERM)
+        assert relayd.wait() == 0
+    assert not any(path.exists() for path in sockets)
+
+
+def test_the_mode_of_a_socket_is_a_setting(tmp_path: Path) -> None:
+    with Upstream() as upstream, _serve_there(upstream, tmp_path, "--set", "socket_mode=600"):
+        assert stat.S_IMODE((tmp_path / "relayd.sock").stat().st_mode) == 0o600
+
+
+def test_a_socket_in_use_is_named_and_stays(tmp_path: Path) -> None:
+    place = f"unix:{tmp_path}/relayd.sock"
+    with Upstream() as upstream, _serve_there(upstream, tmp_path):
+        _is_refused("--listen", place, "--admin", "off", *WORKER, says=f"{place}: another process", code=75)
+        assert b"HTTP/1.1 200 OK" in _ask_there(f"{tmp_path}/relayd.sock", "/any")
+
+
+def test_what_a_crash_left_behind_is_replaced(tmp_path: Path) -> None:
+    with Upstream() as upstream:
+        with _serve_there(upstream, tmp_path) as relayd:
+            relayd.kill()
+        assert (tmp_path / "relayd.sock").exists()
+        with _serve_there(upstream, tmp_path):
+            assert b"HTTP/1.1 200 OK" in _ask_there(f"{tmp_path}/relayd.sock", "/any")
+
+
+def test_a_start_that_fails_leaves_no_socket(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        admin = f"127.0.0.1:{taken.getsockname()[1]}"
+        place = ("--listen", f"unix:{tmp_path}/relayd.sock")
+        _is_refused(*place, "--admin", admin, *WORKER, says="in use", code=75)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_of_another_kind_stays(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("mine")
+    _is_refused("--listen", f"unix:{tmp_path}/x", "--admin", "off", *WORKER, says="it is no socket", code=1)
+    assert (tmp_path / "x").read_text() == "mine"
+
+
+# What check says, serve says
+
+
+CASES = [
+    ("auth: {keys: keys.yaml}\n", "keys.yaml:2:3: there is no field 'tennant'"),
+    ("auth: {jwt: {public_key: keys.yaml, audience: a}}\n", "keys.yaml: it has no PEM public key"),
+    ("tls: {cert: keys.yaml, key: keys.yaml}\n", "keys.yaml: it has no PEM certificate"),
+    ("worker_tls: {ca: keys.yaml}\n", "keys.yaml: it has no PEM certificate"),
+    ("listen: 127.0.0.1:9901\n", "listen: admin is there, too"),
+    ("passthrough: {/: m}\n", "there is no model 'm'"),
+    ("log: {sinks: ['file:gone/x']}\n", "gone/x: there is no such directory"),
+    ("listen: unix:x.sock\n", "must begin with /"),
+]
+
+
+@pytest.mark.parametrize(("text", "says"), CASES)
+def test_serve_and_check_refuse_the_same(tmp_path: Path, text: str, says: str) -> None:
+    keys, file = tmp_path / "keys.yaml", tmp_path / "relayd.yaml"
+    keys.write_text(f"- sha256: {'0f' * 32}\n  tennant: a\n")
+    keys.chmod(0o600)
+    file.write_text("workers: {w: {url: 'http://127.0.0.1:9'}}\n" + text)
+    checked = run_relayd("check", "-q", str(file))
+    served = run_relayd("serve", "--config", str(file))
+    assert (checked.returncode, served.returncode) == (1, 1)
+    assert says in checked.stdout
+    assert checked.stdout.startswith(f"{file}:2:")
+    assert served.stderr.splitlines()[1:] == checked.stdout.splitlines()
+
+
+def test_a_warning_is_said_once(tmp_path: Path) -> None:
+    keys, file = tmp_path / "keys.yaml", tmp_path / "relayd.yaml"
+    keys.write_text("")
+    keys.chmod(0o644)
+    file.write_text("workers: {w: {url: 'http://127.0.0.1:9'}}\nauth: {keys: keys.yaml}\n")
+    ready = re.compile(r"listening on ")
+    with Program(ready, "serve", "--config", str(file), *FREE) as relayd:
+        assert relayd.stderr.count("everybody on this machine can read it") == 1
+        assert relayd.stderr.count("nobody can use a key") == 1
