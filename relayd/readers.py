@@ -483,7 +483,7 @@ KINDS: dict[Callable[[str], object], Kind] = {
     read_network: Kind("an address range", ("10.0.0.0/8",), "[0-9a-fA-F.:]+(?:/[0-9]{1,3})?"),
     read_sink: Kind("a sink", ("stdout", "file:PATH"), "stdout|file:.+"),
     read_prefix: Kind("the beginning of a path", ("/",), "/.*"),
-    read_worker_url: Kind("a URL", ("http://10.0.0.11:8000",), r"https?://[^/?#@\s]+/?"),
+    read_worker_url: Kind("a URL without a path", ("http://10.0.0.11:8000",), r"https?://[^/?#@\s]+/?"),
     read_mode: Kind("a file's mode", ("0660", "0600", "0666"), "0?[0-7]{3}"),
     read_path: Kind("a file", ("PATH",)),
     read_key_source: Kind("a URL or a file", ("https://HOST/PATH", "PATH")),

@@ -353,6 +353,9 @@ LEAKS = [
     f"auth: {{jwks: {CANARY}}}",
     f"auth: {{jwt: {{jwk: {CANARY}, isuer: {CANARY}, public_kay: {CANARY}}}}}",
     f"polcy: {CANARY}",
+    f"auht: {{jwt: {{secret: {CANARY}, key: {CANARY}}}}}",
+    f"worker: {{v: {{url: 'http://h', key: {CANARY}, headers: {{'a b': {CANARY}}}}}}}",
+    f"workers: {{'a b': {{url: 'http://h', key: {CANARY}, headers: {{'a b': {CANARY}}}}}}}",
     f"tokens: {CANARY}",
     "models: {m: {targets: [{worker: '${CANARY}'}]}}",
     "models: {m: {targets: [w], aliases: ['${CANARY}', '${CANARY}']}}",
@@ -400,6 +403,10 @@ SHOWN = [
     ("drain-timeout: 5s\n", "drain-timeout: 5s"),
     ("lisen: {a: b}\n", f"lisen: {{a: {MASK}}}"),
     ("lisen: what is this\n", f"lisen: {MASK}"),
+    ("resilence: {timeouts: {idle: 3s}}\n",) * 2,
+    ("wrkers: {w: {url: 'http://h', key: abc}}\n", f"wrkers: {{w: {{url: 'http://h', key: {MASK}}}}}"),
+    ("models: {a b: {targets: [w]}}\n",) * 2,
+    ("passthrough: {v2: m}\n",) * 2,
     ("auth: {jwt: {algorithms: [HS256], secret: '${NONE_SUCH}'}}\n",) * 2,
     ("auth: {jwt: {secret: '${file:gone}'}}\n",) * 2,
     ("auth: {jwt: {secret: '${file:${NONE_SUCH}/jwt}'}}\n",) * 2,
@@ -703,6 +710,20 @@ WARNINGS = [
         "tls.key",
         "everybody on this machine can read",
     ),
+    ("no key", WORKER + "auth: {keys: none}\n", "auth.keys", "there is no key in it: nobody can use a key"),
+    (
+        "a tier that is none",
+        WORKER + "auth: {keys: own-keys}\nlimits: {tiers: {gold: {}}}\n",
+        "auth.keys",
+        "it has keys of a tier that limits.tiers does not have: silver",
+    ),
+    (
+        "a worker twice",
+        "workers: {a: {url: 'http://h'}, b: {url: 'http://h'}}\n",
+        "workers.b.url",
+        "this is 'a' again",
+    ),
+    ("no room", WORKER + "max_held: 1MiB\n", "max_held", "less than max_body"),
     ("no trusted proxies", WORKER + OPEN, "listen", "no trusted_proxies"),
     (
         "a short keepalive",
@@ -742,6 +763,10 @@ def test_what_should_not_be_so_is_warned_of(written, tmp_path, content, path, me
     put_files(tmp_path, "all", "pair", "keys")
     for name in ("all", "pair", "keys"):
         (tmp_path / name).chmod(0o644)
+    (tmp_path / "none").write_text("[]")
+    (tmp_path / "none").chmod(0o600)
+    (tmp_path / "own-keys").write_text(KEYS.replace("tenant: a", "tenant: a, tier: silver"))
+    (tmp_path / "own-keys").chmod(0o600)
     found, problems = read_file(written(content))
     assert found is not None
     (problem,) = problems

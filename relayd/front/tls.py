@@ -20,6 +20,12 @@ from relayd.readers import Remark, refusal
 
 CERT, KEY = "tls.cert", "tls.key"
 LARGEST_PEM = 1 << 20  # bytes
+WHY_NOT = {  # OpenSSL's reasons for a pair that could be read
+    "EE_KEY_TOO_SMALL": "the key is too small: RSA takes 2048 bits or more",
+    "CA_KEY_TOO_SMALL": "the key of a certificate in its chain is too small: RSA takes 2048 bits or more",
+    "CA_MD_TOO_WEAK": "a certificate in its chain is signed with a hash that is too weak, such as SHA-1",
+    "BAD_END_LINE": "a certificate is cut off: there is no END CERTIFICATE",
+}
 
 
 def listener_context(settings: Tls) -> ssl.SSLContext | None:
@@ -67,8 +73,9 @@ def why_not(settings: Tls, cert: bytes, key: bytes, error: OSError) -> Remark:
     if private.public_key() != public:
         hint = "the certificate for it comes first in tls.cert, the chain after it"
         return Remark(KEY, "it is not the key of the certificate in tls.cert", hint, settings.key)
-    reason = getattr(error, "reason", None) or error.strerror or str(error)
-    message = f"it cannot be used with its key: {reason.replace('_', ' ').lower()}"
+    reason = str(getattr(error, "reason", None) or error.strerror or error)
+    why = WHY_NOT.get(reason, reason.replace("_", " ").lower())
+    message = f"it cannot be used with its key: {why}"
     return Remark(CERT, message, "see openssl x509 -text -in FILE", settings.cert)
 
 

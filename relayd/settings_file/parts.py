@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 
+from relayd.auth.base import DEFAULT_TIER
 from relayd.auth.keys import read_keys
 from relayd.auth.material import SOURCES, read_ring
 from relayd.config import Jwt, Tls, WorkerTls
@@ -41,7 +42,7 @@ def parts_of(view: View) -> Iterator[Part]:
     settings, is_right = view.settings, view.is_right
     auth, tls, worker_tls = settings.auth, settings.tls, settings.worker_tls
     if auth.keys and is_right("auth", "keys"):
-        yield partial(try_keys, auth.keys)
+        yield partial(try_keys, auth.keys, settings.limits.tiers)
     has_jwt = auth.jwt != Jwt() or view.is_written("auth", "jwt")
     if has_jwt and all(is_right("auth", "jwt", name) for name in SOURCES):
         yield partial(try_jwt, auth.jwt)
@@ -70,9 +71,15 @@ def report(view: View, say: Say, remarks: Iterable[Remark]) -> None:
 # --- one by one -------------------------------------------------------------------------------------
 
 
-def try_keys(path: str) -> Iterable[Remark]:
-    """Read the file of API keys."""
-    return read_keys(path).remarks
+def try_keys(path: str, tiers: Collection[str]) -> Iterable[Remark]:
+    """Read the file of API keys; where there are tiers, keys name one of them."""
+    keys = read_keys(path)
+    yield from keys.remarks
+    named = {granted.tenant.tier for granted in keys.by_digest.values()}
+    unknown = sorted(named - {*tiers, DEFAULT_TIER}) if tiers else []
+    if unknown:
+        message = f"it has keys of a tier that limits.tiers does not have: {', '.join(unknown[:5])}"
+        yield Remark("auth.keys", message, "they have the limits of `default`", path)
 
 
 def try_jwt(jwt: Jwt) -> Iterable[Remark]:

@@ -116,6 +116,7 @@ class Walk:
                 name = name_reader(key)
             except SettingError as error:
                 self.problems.error(place_at(key_node.start_mark), inside, str(error))
+                self._entry(hint, reader, value_node, inside)
                 continue
             if name in table:
                 self.problems.error(
@@ -124,13 +125,13 @@ class Walk:
                 continue
             self._found(inside, key_node, value_node)
             self.places[(*path, name)] = self.places[inside]
-            if reader:
-                value = self._scalar(reader, value_node, inside)
-            else:
-                value = self._section(entry_type(hint), value_node, inside)
+            value = self._entry(hint, reader, value_node, inside)
             if value is not NOTHING:
                 table[name] = value
         return table
+
+    def _entry(self, hint: Any, reader: Reader | None, node: yaml.Node, path: Path) -> Any:
+        return self._scalar(reader, node, path) if reader else self._section(entry_type(hint), node, path)
 
     def _pairs(
         self, node: yaml.Node, path: Path, example: Callable[[], str]
@@ -180,17 +181,22 @@ class Walk:
         )
         for meant in close_to(key, hints):
             self.problems.broken.add((*path, meant))  # nothing is to be said of its not being there
-            self._show_if_meant(hints[meant], key, meant, value)
+            if is_nearly(key, meant):
+                self._look_into(hints[meant], value, (*path, key))
 
-    def _show_if_meant(self, hint: Any, key: str, meant: str, node: yaml.Node) -> None:
-        """Let an excerpt show a value that the setting which was meant would take, if that is plain."""
-        if get_origin(hint) is not Annotated or not is_nearly(key, meant):
+    def _look_into(self, hint: Any, node: yaml.Node, path: Path) -> None:
+        """Walk the section that was probably meant; let an excerpt show a value that a setting would take."""
+        if get_origin(hint) is not Annotated:
+            self._section(hint, node, path)
             return
         written = how_written(hint)
+        if "table" in written:
+            self._table(hint, written["table"], written.get("read"), node, path)
+            return
         if "rows" in written:
             written = {"item": how_written(declared(entry_type(hint))[written["rows"]])["read"]}
         reader = written.get("item" if isinstance(node, yaml.SequenceNode) else "read")
-        if "table" in written or reader is None or not kind_of(reader).pattern:
+        if reader is None or not kind_of(reader).pattern:
             return  # what would take any text may be given a secret
         for item in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             if isinstance(item, yaml.ScalarNode) and re.fullmatch(kind_of(reader).pattern, item.value):
