@@ -42,7 +42,7 @@ class SettingError(ValueError):
 
     def __init__(self, message: str, remarks: Sequence[Remark] = ()) -> None:
         super().__init__(message)
-        self.remarks = tuple(remarks)
+        self.remarks = tuple(remarks) or (Remark("", message),)
 
 
 def refusal(*remarks: Remark) -> SettingError:

@@ -11,7 +11,7 @@ import sys
 import uvloop
 
 from relayd.config import Settings, apply
-from relayd.readers import SettingError
+from relayd.readers import SettingError, read_worker_url
 from relayd.server import Gateway, ListenError, raise_descriptor_limit, serve
 from relayd.settings_file import load
 from relayd.settings_file.checks import exposures
@@ -83,10 +83,20 @@ def read_settings(args: argparse.Namespace) -> Settings:
 
 
 def workers_of(args: argparse.Namespace, settings: Settings) -> list[tuple[str, str]]:
-    """Return (name, URL) of each worker: those of the file, or those of the command line."""
+    """Return (name, URL) of each worker: those of the file, or those of the command line.
+
+    Raises:
+        SettingError: a name or a URL of the command line cannot be used.
+    """
     if args.config is not None:
         return [(name, worker.url) for name, worker in settings.workers.items()]
-    return [read_worker(text) for text in args.worker]
+    workers = [read_worker(text) for text in args.worker]
+    for _, url in workers:
+        try:
+            read_worker_url(url)
+        except SettingError as error:
+            raise SettingError(f"--worker: {error}") from None
+    return workers
 
 
 def refuse_exposure(settings: Settings, insecure: bool) -> None:

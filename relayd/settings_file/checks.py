@@ -14,7 +14,7 @@ from relayd.auth.material import is_wanted
 from relayd.config import Settings
 from relayd.readers import is_loopback, quoted, split_address
 from relayd.registry import plugins
-from relayd.settings_file.problems import Path, Place, Problems, printable
+from relayd.settings_file.problems import Path, Place, Problems
 from relayd.settings_file.schema import duration_as_written
 from relayd.settings_file.walk import SecretFound
 
@@ -56,7 +56,8 @@ class View:
 
     def file(self, path: Path, file: str) -> str:
         """Return a file's path for a message: the placeholder it came by, if it did."""
-        return printable(self.raws.get(path, file))
+        shown = self.raws.get(path, file)
+        return shown if shown.isprintable() else ascii(shown)
 
     def close_to(self, path: Path, value: str, choices: Iterable[str]) -> str:
         """Return a hint at the closest of `choices`, or at all of them."""

@@ -62,7 +62,8 @@ def parts_of(view: View) -> Iterator[Part]:
 def report(view: View, say: Say, remarks: Iterable[Remark]) -> None:
     """Say remarks where the settings that they are about stand."""
     for remark in remarks:
-        path = tuple(int(name) if name.isdecimal() else name for name in remark.setting.split("."))
+        names = remark.setting.split(".") if remark.setting else []
+        path = tuple(int(name) if name.isdecimal() else name for name in names)
         file = view.file(path, remark.file) if remark.file else ""
         where = ":".join(filter(None, (file, remark.at)))
         say(view.place(path), path, ": ".join(filter(None, (where, remark.message))), remark.hint)
