@@ -266,7 +266,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int, _unit(read_mode, "who may connect to a unix: listen or admin, as chmod takes it")
     ] = 0o660
     trusted_proxies: Annotated[
-        tuple[str, ...], _items(read_network, "address ranges whose X-Forwarded-* is believed")
+        tuple[str, ...],
+        _items(read_network, "whose X-Forwarded-* is believed; unix: on Unix sockets"),
     ] = ()
     max_body: Annotated[int, _unit(read_size, "a request's body")] = 64 << 20
     max_held: Annotated[int, _unit(read_size, "request bodies held in memory, all together")] = 1 << 30

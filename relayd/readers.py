@@ -215,10 +215,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+UNIX = "unix"  # what a client on a Unix socket has for an address
+
+
 def read_network(text: str) -> str:
-    """Return an address range as it is."""
+    """Return an address range as it is, or `unix`, which is everybody on a Unix socket."""
     try:
-        ipaddress.ip_network(text)
+        if text != UNIX:
+            ipaddress.ip_network(text)
     except ValueError as error:
         raise SettingError(f"{quoted(text)} is not an address range such as 10.0.0.0/8: {error}") from None
     return text
@@ -480,7 +484,7 @@ KINDS: dict[Callable[[str], object], Kind] = {
     read_address: Kind(
         "an address", ("127.0.0.1:8080", "0.0.0.0:8080", "unix:/PATH", "off"), f"{_ADDRESS}|unix:/.*[^/]|off"
     ),
-    read_network: Kind("an address range", ("10.0.0.0/8",), "[0-9a-fA-F.:]+(?:/[0-9]{1,3})?"),
+    read_network: Kind("an address range", ("10.0.0.0/8", "unix"), "[0-9a-fA-F.:]+(?:/[0-9]{1,3})?|unix"),
     read_sink: Kind("a sink", ("stdout", "file:PATH"), "stdout|file:.+"),
     read_prefix: Kind("the beginning of a path", ("/",), "/.*"),
     read_worker_url: Kind("a URL without a path", ("http://10.0.0.11:8000",), r"https?://[^/?#@\s]+/?"),

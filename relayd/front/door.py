@@ -40,6 +40,7 @@ from relayd.config import Settings
 from relayd.faults import Fault, fault
 from relayd.phases.driver import Driver
 from relayd.phases.routes import route_for
+from relayd.readers import UNIX
 from relayd.records import Client, Exchange
 
 
@@ -133,7 +134,7 @@ class Door:
         self.outlet = Outlet(transport, self.turn)
         transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)
         peer = transport.get_extra_info("peername")
-        self.client = Client(peer[0] if isinstance(peer, tuple) else "unix")
+        self.client = Client(peer[0] if isinstance(peer, tuple) else UNIX)
         self.since_ns = self.write_since_ns = now_ns()
         self.house.doors.add(self)
         self.driver.books.connections(1)

@@ -7,6 +7,7 @@ from relayd._fast.bucket cimport Buckets
 
 cdef class Addresses:
     cdef readonly list trusted
+    cdef readonly bint trusts_unix
     cdef readonly Buckets buckets
     cdef readonly Buckets failures
     cdef readonly bint needed

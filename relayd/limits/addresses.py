@@ -15,7 +15,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from relayd._fast.bucket import Buckets, Rate
 from relayd.config import PerAddress
-from relayd.readers import RateOf
+from relayd.readers import UNIX, RateOf
 
 Address = IPv4Address | IPv6Address
 
@@ -31,7 +31,8 @@ class Addresses:
     def __init__(
         self, trusted: Sequence[str], limit: PerAddress, now_ns: int, failures: RateOf | None = None
     ) -> None:
-        self.trusted = [ip_network(text) for text in trusted]
+        self.trusted = [ip_network(text) for text in trusted if text != UNIX]
+        self.trusts_unix = UNIX in trusted
         self.buckets: Buckets | None = None
         if limit.rate is not None:
             rate = Rate(limit.rate.units, int(limit.rate.period_s * NS), limit.burst, now_ns)
@@ -40,17 +41,19 @@ class Addresses:
         if failures is not None:
             rate = Rate(failures.units, int(failures.period_s * NS), failures.units, now_ns)
             self.failures = Buckets(rate, bytearray(SLOTS * Buckets.SLOT_SIZE))
-        self.needed = bool(self.trusted) or self.buckets is not None or self.failures is not None
+        self.needed = bool(trusted) or self.buckets is not None or self.failures is not None
         self.key_of = lru_cache(KNOWN_AT_MOST)(partial(key_of, os.urandom(16)))
         self.trusts = lru_cache(KNOWN_AT_MOST)(self._trusts)
 
     def _trusts(self, text: str) -> bool:
+        if text == UNIX:
+            return self.trusts_unix
         address = read_address(text)
         return address is not None and any(address in network for network in self.trusted)
 
     def origin(self, peer: str, forwarded_for: bytes | None) -> str:
         """Return the address that asks: the peer's, or what trusted proxies say of theirs."""
-        if forwarded_for is None or not self.trusted or not self.trusts(peer):
+        if forwarded_for is None or not self.trusts(peer):
             return peer
         found = peer
         for part in reversed(forwarded_for.decode("latin-1").split(",")[-HOPS_AT_MOST:]):

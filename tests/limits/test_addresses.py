@@ -46,6 +46,22 @@ def test_who_asks(peer, forwarded, origin):
     assert addresses(*PROXIES).origin(peer, forwarded) == origin
 
 
+@pytest.mark.parametrize(
+    ("peer", "forwarded", "origin"),
+    [
+        ("unix", b"1.1.1.1", "1.1.1.1"),
+        ("unix", b"6.6.6.6, 1.1.1.1, 10.0.0.2", "1.1.1.1"),
+        ("unix", b"6.6.6.6, unix", "unix"),
+        ("unix", None, "unix"),
+        ("9.9.9.9", b"unix", "9.9.9.9"),
+    ],
+)
+def test_a_proxy_on_a_socket_may_be_named(peer, forwarded, origin):
+    known = addresses("unix", "10.0.0.0/8", rate=RateOf(1, 1.0), burst=1)
+    assert known.origin(peer, forwarded) == origin
+    assert [known.wait_ns(origin, NOW) > 0 for _ in range(2)] == [False, origin != "unix"]
+
+
 def test_nobody_is_believed_unless_named():
     assert addresses().origin("10.0.0.1", b"1.1.1.1") == "10.0.0.1"
     assert not addresses().trusts("10.0.0.1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
 import signal
 import socket
@@ -389,12 +390,12 @@ def test_a_silent_worker_is_not_a_crash(start: Callable[..., Relay]) -> None:
 READY_THERE = re.compile(r"listening on unix:(\S+?)(?:, admin on (\S+))?\n")
 
 
-def _ask_there(path: str, page: str) -> bytes:
+def _ask_there(path: str, page: str, lines: str = "") -> bytes:
     """Return what a Unix socket answers to a GET."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(5)
         client.connect(path)
-        client.sendall(f"GET {page} HTTP/1.1\r\nHost: relayd\r\nConnection: close\r\n\r\n".encode())
+        client.sendall(f"GET {page} HTTP/1.1\r\nHost: relayd\r\n{lines}Connection: close\r\n\r\n".encode())
         return b"".join(iter(lambda: client.recv(1 << 16), b""))
 
 
@@ -412,6 +413,17 @@ def test_clients_and_admin_come_by_unix_sockets(tmp_path: Path) -> None:
         relayd.signal(signal.SIGTERM)
         assert relayd.wait() == 0
     assert not any(path.exists() for path in sockets)
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_proxy_on_a_socket_says_who_asks_if_it_is_trusted(tmp_path: Path, trusted: bool) -> None:
+    log = tmp_path / "log"
+    settings = ["--set", f"log.sinks=file:{log}", *(["--set", "trusted_proxies=unix"] if trusted else [])]
+    with Upstream() as upstream, _serve_there(upstream, tmp_path, *settings):
+        _ask_there(f"{tmp_path}/relayd.sock", "/any", "X-Forwarded-For: 192.0.2.7\r\n")
+        head = upstream.requests[-1].head.lower()
+    assert json.loads(log.read_text())["client"] == ("192.0.2.7" if trusted else "unix")
+    assert (b"x-forwarded-for: 192.0.2.7, unix" if trusted else b"x-forwarded-for: unix") in head
 
 
 def test_the_mode_of_a_socket_is_a_setting(tmp_path: Path) -> None:
