@@ -48,6 +48,7 @@ from relayd.upstream.discovery import Discovery
 log = logging.getLogger("relayd")
 
 BACKLOG = 4096
+GOODBYE_S = 0.5  # for what was written last to go out
 HANDSHAKE_S = 10.0  # for a client's TLS handshake
 
 
@@ -270,7 +271,13 @@ class Gateway:
         self.stop_accepting()
         if self._reloading is not None:
             self._reloading.cancel()
+        self.house.drain()
         self.house.shutdown()
+        try:
+            async with asyncio.timeout(GOODBYE_S):
+                await self.house.empty.wait()
+        except TimeoutError:
+            pass  # whoever does not take the end of what it was sent
         self.discovery.close()
         if self._key_keeper is not None and self.authenticator is not None:
             self._key_keeper.cancel()

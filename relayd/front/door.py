@@ -673,11 +673,14 @@ class Door:
             self._finish_closing()
 
     def cut(self) -> None:
-        """Cut the connection; a drain has come before."""
-        if self.transport is not None:
-            if self.sink is not None:
-                self.sink.abort()
-            self.transport.abort()
+        """End the connection, and what is under way on it; a drain has come before."""
+        if self.exchange is not None:
+            self.driver.stopped(self.exchange)
+        if self.transport is None:
+            return
+        if self.outlet is not None:
+            self.outlet.flush()
+        self.transport.close()  # what its client has not taken by now is lost with the loop
 
 
 class House:

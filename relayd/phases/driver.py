@@ -214,6 +214,20 @@ class Driver:
             self._cancel(exchange)
         self._finish(exchange, 499, "client_closed", leg)
 
+    def stopped(self, exchange: Exchange) -> None:
+        """End what is under way when relayd stops, and tell its client as far as it can be told."""
+        if exchange.ended:
+            return None
+        why, leg = fault("draining", retry_after_s=1.0), exchange.leg
+        if leg is None:
+            return self.fail(exchange, why)
+        if leg.committed:
+            self._tell_cut(exchange, leg, why)
+        self._cancel(exchange)
+        if leg.committed:
+            return self._finish(exchange, leg.status, "stream_error", leg)
+        return self.fail(exchange, why, leg)
+
     # -- decode, decide, forward
 
     def wants_whole_body(self, exchange: Exchange) -> bool:
@@ -438,6 +452,11 @@ class Driver:
         self.rests.said_nothing(self.fleet.by_pool[leg.pool.name])
 
     def _cut(self, exchange: Exchange, leg: Leg, why: Fault) -> None:
+        self._tell_cut(exchange, leg, why)
+        timed_out = why.status == 504
+        self._finish(exchange, leg.status, "upstream_timeout" if timed_out else "stream_error", leg)
+
+    def _tell_cut(self, exchange: Exchange, leg: Leg, why: Fault) -> None:
         """The answer is under way and will not be complete: make the client see it."""
         exchange.fault = why.code
         if leg.at_boundary and exchange.sink.can_append():
@@ -445,8 +464,6 @@ class Driver:
                 exchange.route.dialect.error_event(why, exchange.head.request_id.decode("ascii"))
             )
         exchange.sink.abort()
-        timed_out = why.status == 504
-        self._finish(exchange, leg.status, "upstream_timeout" if timed_out else "stream_error", leg)
 
     def fail(self, exchange: Exchange, why: Fault, leg: Leg | None = None) -> None:
         """End the exchange with a fault, in whatever way the client can still be told."""

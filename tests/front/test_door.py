@@ -105,6 +105,11 @@ class Driver:
     def client_gone(self, exchange: Exchange) -> None:
         self.gone.append(exchange)
 
+    def stopped(self, exchange: Exchange) -> None:
+        exchange.sink.abort()
+        exchange.ended = True
+        exchange.door.exchange_ended(exchange)
+
     def wants_whole_body(self, exchange: Exchange) -> bool:
         return self.gathers
 

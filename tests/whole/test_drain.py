@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +31,12 @@ def _streaming(relay: Relay, clients: int) -> list[Client]:
         client.send(question(OPENAI, stream=True))
     eventually(lambda: len(relay.upstream.requests) == clients)
     return connected
+
+
+def _was_told(client: Client) -> bool:
+    """True if a client knows that it has no whole answer: cut, or refused before it had begun."""
+    answer = client.read()
+    return answer.ending in (CLOSED, RESET) or answer.status == 503
 
 
 def test_streams_run_to_their_end(start: Start) -> None:
@@ -121,18 +129,37 @@ def test_an_upload_is_finished(start: Start) -> None:
     assert relay.gateway.wait() == 0
 
 
-def test_what_takes_too_long_is_cut_visibly(start: Start) -> None:
-    relay = start(1, {"drain_delay": "0", "drain_timeout": "500ms"})
+@pytest.mark.parametrize("number", [TERM, INT], ids=["TERM", "INT"])
+def test_what_takes_too_long_is_cut_visibly_and_accounted_for(
+    start: Start, number: signal.Signals, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    relay = start(1, {"drain_delay": "0", "drain_timeout": "500ms", "log.sinks": f"file:{log}"})
     relay.upstream.play([stream_head(), chunk(OPENAI.preamble), chunk(OPENAI.text("a")), silence()])
-    with relay.connect() as client:
+    with relay.connect() as client, relay.connect() as second, relay.connect() as third:
         client.send(question(OPENAI, stream=True))
         answer = client.read(enough=b"a")
-        relay.gateway.signal(TERM)
-        assert client.read_on(answer).ending in (CLOSED, RESET)
+        relay.upstream.play([silence()])
+        second.send(question(OPENAI))
+        eventually(lambda: len(relay.upstream.requests) == 2)
+        third.send(request("POST", OPENAI.path, ("Content-Length", "100")) + b'{"model"')
+        eventually(lambda: relay.gateway.in_flight() == 3)
+        relay.gateway.signal(number)
+        assert client.read_on(answer).ending == CLOSED
+        assert b'"draining"' in answer.body
         assert b"[DONE]" not in answer.body
+        for waiting in (second, third):
+            refused = waiting.read()
+            assert (refused.status, refused.json()["error"]["code"]) == (503, "draining")
     assert relay.gateway.wait() == 0
-    connection = relay.upstream.requests[0].connection
-    eventually(lambda: connection.closed_at)
+    for asked in relay.upstream.requests:
+        eventually(lambda connection=asked.connection: connection.closed_at)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert sorted((line["code"], line["outcome"], line["fault"]) for line in lines) == [
+        (200, "stream_error", "draining"),
+        (503, "refused", "draining"),
+        (503, "refused", "draining"),
+    ]
 
 
 @pytest.mark.parametrize("second", [TERM, INT], ids=["TERM", "INT"])
@@ -145,7 +172,7 @@ def test_a_second_signal_ends_it_at_once(start: Start, second: signal.Signals) -
     relay.gateway.signal(second)
     relay.gateway.wait()
     assert time.monotonic() - began < 2
-    assert all(client.read().ending in (CLOSED, RESET) for client in clients)
+    assert all(_was_told(client) for client in clients)
 
 
 def test_INT_stops_without_a_drain(start: Start) -> None:
@@ -155,7 +182,7 @@ def test_INT_stops_without_a_drain(start: Start) -> None:
     relay.gateway.signal(INT)
     assert relay.gateway.wait() in (0, 130, -signal.SIGINT)
     assert time.monotonic() - began < 3
-    assert all(client.read().ending in (CLOSED, RESET) for client in clients)
+    assert all(_was_told(client) for client in clients)
 
 
 def test_an_idle_gateway_stops_without_a_word(start: Start) -> None:
