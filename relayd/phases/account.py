@@ -38,8 +38,11 @@ class Books:
 
     def model_list(self, models: Sequence[str]) -> bytes:
         """Return the body of /v1/models."""
-        rows = [{"id": model, "object": "model", "created": 0, "owned_by": "relayd"} for model in models]
-        return msgspec.json.encode({"object": "list", "data": rows})
+        return msgspec.json.encode({"object": "list", "data": [card_of(model) for model in models]})
+
+    def model_card(self, model: str) -> bytes:
+        """Return the body of /v1/models/MODEL."""
+        return msgspec.json.encode(card_of(model))
 
     def began(self) -> None:
         """A request's head has arrived."""
@@ -128,6 +131,11 @@ class Books:
             if len(text) <= TEXT_AT_MOST and len(self.seen) < SEEN_AT_MOST:
                 self.seen[text] = seen
         return seen
+
+
+def card_of(model: str) -> dict[str, object]:
+    """Return what a list of models says of one."""
+    return {"id": model, "object": "model", "created": 0, "owned_by": "relayd"}
 
 
 def cost_for(exchange: Exchange, leg: Leg) -> Cost:

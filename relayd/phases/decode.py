@@ -19,13 +19,13 @@ import zstandard
 
 from relayd._fast.splice import count_names, find_value
 from relayd.faults import Fault, fault
+from relayd.phases.routes import ONE_MODEL
 from relayd.records import Exchange, Facts, Fleet
 from relayd.registry import did_you_mean
 
 BYTES_PER_TOKEN = 4
 OUTPUT_UNKNOWN = 256  # tokens expected of a request that sets no bound
 LARGEST_BOUND = 1 << 31
-ONE_MODEL = b"/v1/models/"
 QUERY_FIELDS = 100
 ZSTD_WINDOW = 8 << 20
 ZSTD_PIECE = 1 << 10  # of a body: what one piece of a bomb can become is bounded by zstd's ratio
@@ -178,9 +178,17 @@ def permit(exchange: Exchange, fleet: Fleet) -> Fault | None:
             hint = did_you_mean(asked[:128], visible(exchange, fleet))
             return fault("model_not_found", repr(asked[:128]) + hint, param="model")
         exchange.model = known.name
-    if exchange.allowed is not None and not exchange.allowed & {exchange.model, asked}:
+    if exchange.allowed is not None and not is_allowed(exchange.model, asked, exchange.allowed, fleet):
         return fault("model_forbidden", repr(asked[:128]), param="model")
     return None
+
+
+def is_allowed(model: str, asked: str, allowed: frozenset[str], fleet: Fleet) -> bool:
+    """True if a tenant that may use `allowed` may use this model, whichever of its names either is."""
+    if asked in allowed or model in allowed:
+        return True
+    known = fleet.declared.get(model)
+    return known is not None and any(fleet.declared.get(name) is known for name in allowed)
 
 
 def visible(exchange: Exchange, fleet: Fleet) -> Iterable[str]:
@@ -188,7 +196,9 @@ def visible(exchange: Exchange, fleet: Fleet) -> Iterable[str]:
     allowed = exchange.allowed
     if fleet.declared:
         models = fleet.declared.items()
-        return [name for name, model in models if allowed is None or allowed & {name, model.name}]
+        return [
+            name for name, model in models if allowed is None or is_allowed(model.name, name, allowed, fleet)
+        ]
     return fleet.models if allowed is None else fleet.models & allowed
 
 

@@ -139,6 +139,8 @@ class Driver:
                 return self.fail(exchange, refused)
         if exchange.route.name == "models":
             return self._answer_models(exchange)
+        if exchange.route.name == "model" and self.fleet.declared:
+            return self._answer_model(exchange)
         return self._gather(exchange)
 
     def _give_up(self, exchange: Exchange) -> None:
@@ -515,8 +517,20 @@ class Driver:
         known = sorted(visible(exchange, self.fleet))
         if not known and exchange.allowed is None:
             return self._decode(exchange)
+        return self._answer_json(exchange, self.books.model_list(known))
+
+    def _answer_model(self, exchange: Exchange) -> None:
+        """Tell of a model that the settings declare: a worker may have another name for it."""
+        refused = decode(exchange, self.max_body)
+        exchange.asked = exchange.model
+        refused = refused or permit(exchange, self.fleet)
+        if refused is not None:
+            return self.fail(exchange, refused)
+        return self._answer_json(exchange, self.books.model_card(exchange.asked))
+
+    def _answer_json(self, exchange: Exchange, body: bytes) -> None:
         lines = b"Content-Type: application/json\r\nX-Request-Id: %b\r\n" % exchange.head.request_id
-        self.answer(exchange, 200, self.books.model_list(known), lines)
+        self.answer(exchange, 200, body, lines)
         return self._finish(exchange, 200, "ok")
 
     def _finish(self, exchange: Exchange, code: int, outcome: str, leg: Leg | None = None) -> None:

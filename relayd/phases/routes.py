@@ -17,6 +17,8 @@ _ANTHROPIC = Anthropic()
 
 _DONE = Terminator.TERMINATOR_DONE
 
+ONE_MODEL = b"/v1/models/"  # ... and its name
+
 POSTS = {
     b"/v1/chat/completions": Route("chat", _OPENAI, _DONE, "json"),
     b"/v1/completions": Route("completions", _OPENAI, _DONE, "json"),
@@ -35,6 +37,8 @@ POSTS = {
 
 MODELS = Route("models", _OPENAI)
 _MODELS_ANTHROPIC = Route("models", _ANTHROPIC)
+_MODEL = Route("model", _OPENAI)
+_MODEL_ANTHROPIC = Route("model", _ANTHROPIC)
 _OTHER = Route("other", Plain())
 _OTHER_ANTHROPIC = Route("other", _ANTHROPIC)
 
@@ -45,6 +49,9 @@ def route_for(method: str, path: bytes, anthropic: bool) -> Route:
         route = POSTS.get(path)
         if route is not None:
             return route
-    elif method in ("GET", "HEAD") and path == b"/v1/models":
-        return _MODELS_ANTHROPIC if anthropic else MODELS
+    elif method in ("GET", "HEAD"):
+        if path == b"/v1/models":
+            return _MODELS_ANTHROPIC if anthropic else MODELS
+        if path.startswith(ONE_MODEL):
+            return _MODEL_ANTHROPIC if anthropic else _MODEL
     return _OTHER_ANTHROPIC if anthropic or path.startswith(b"/v1/messages") else _OTHER

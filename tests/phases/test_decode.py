@@ -512,6 +512,7 @@ def test_an_alias_is_the_model():
         ({"model": "big"}, frozenset({"small"}), "model_forbidden"),
         ({"model": "big"}, frozenset({"large"}), None),
         ({"model": "big"}, frozenset({"big"}), None),
+        ({"model": "large"}, frozenset({"big"}), None),
         ({"model": "small"}, frozenset(), "model_forbidden"),
     ],
 )
@@ -616,7 +617,7 @@ def test_how_much_it_matters_is_known_to_policies():
 def test_what_a_tenant_may_know_of():
     fleet, exchange = declared_fleet(), exchange_for(b"{}")
     assert sorted(visible(exchange, fleet)) == ["big", "large", "small"]
-    for allowed, names in (("large", ["big", "large"]), ("big", ["big"]), ("other", [])):
+    for allowed, names in (("large", ["big", "large"]), ("big", ["big", "large"]), ("other", [])):
         exchange.allowed = frozenset({allowed})
         assert sorted(visible(exchange, fleet)) == names
 

@@ -190,7 +190,7 @@ def test_the_list_of_models():
     for method in ("GET", "HEAD"):
         assert route_for(method, b"/v1/models", False).name == "models"
         assert route_for(method, b"/v1/models", True).dialect.name == "anthropic"
-        assert route_for(method, b"/v1/models/x", False).name == "other"
+        assert route_for(method, b"/v1/models/x", False).name == "model"
     assert route_for("POST", b"/v1/models", False).name == "other"
 
 

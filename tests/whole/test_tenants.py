@@ -275,6 +275,20 @@ def test_each_tenant_is_told_of_its_own_models(start: Start) -> None:
     assert listed("key-of-acme") == ["big", "large", "other"]
     assert listed("key-of-other") == ["other"]
 
+    def status_of(key: str, model: str, method: str = "GET") -> int:
+        return ask(place.gateway, request(method, f"/v1/models/{model}", ("x-api-key", key))).status
+
+    asked = len(place.upstream.requests)
+    assert [status_of("key-of-acme", model) for model in ("large", "big", "b%69g", "huge", "")] == [
+        200, 200, 200, 404, 404
+    ]  # fmt: skip
+    assert [status_of("key-of-other", model) for model in ("large", "other")] == [403, 200]
+    card = ask(place.gateway, request("GET", "/v1/models/big", ("x-api-key", "key-of-acme"))).json()
+    assert (card["id"], card["object"]) == ("big", "model")
+    assert len(place.upstream.requests) == asked, "a worker may have another name for it"
+    client = openai.OpenAI(base_url=f"{place.gateway.url}/v1", api_key="key-of-acme", max_retries=0)
+    assert client.models.retrieve("big").id == "big"
+
 
 def test_unknown_paths_go_where_the_settings_say(start: Start) -> None:
     place = start('passthrough: {"/custom/": other}')
