@@ -117,6 +117,9 @@ KINDS = {
         FaultKind("first_token_timeout", 504, "worker", "the worker {worker} {detail} (first_token)"),
         FaultKind("idle_timeout", 504, "worker", "the worker {worker} {detail} (idle)"),
         FaultKind("total_timeout", 504, "worker", "the request {detail} (total)"),
+        FaultKind(
+            "deadline", 504, "worker", "there was no whole answer within the client's X-Relayd-Timeout-Ms"
+        ),
         # Ours.
         FaultKind("internal", 500, "relayd", "relayd failed on this request; its log says why"),
     )

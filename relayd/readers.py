@@ -218,13 +218,24 @@ def is_loopback(host: str) -> bool:
 UNIX = "unix"  # what a client on a Unix socket has for an address
 
 
+def why_no_network(text: str) -> str:
+    """Return what to write in place of an address with a length behind it, which is no range."""
+    try:
+        found = ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return ""
+    return f": write {found}, or {text.partition('/')[0]} for that address alone"
+
+
 def read_network(text: str) -> str:
     """Return an address range as it is, or `unix`, which is everybody on a Unix socket."""
     try:
         if text != UNIX:
             ipaddress.ip_network(text)
-    except ValueError as error:
-        raise SettingError(f"{quoted(text)} is not an address range such as 10.0.0.0/8: {error}") from None
+    except ValueError:
+        raise SettingError(
+            f"{quoted(text)} is not an address range such as 10.0.0.0/8{why_no_network(text)}"
+        ) from None
     return text
 
 

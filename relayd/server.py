@@ -240,7 +240,7 @@ class Gateway:
             self.driver.limiter.reload(tiers, now_ns())
             changed["limits"] = msgspec.structs.replace(self.settings.limits, tiers=tiers)
         self.settings = msgspec.structs.replace(self.settings, **changed)
-        self.status.show(self.settings)
+        self.status.show(self.settings, kept)
         self.metrics.reload_failed = False
         log.info("settings read again%s", f"; a restart is needed for: {', '.join(kept)}" if kept else "")
 

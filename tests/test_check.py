@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -193,3 +195,14 @@ def test_the_pages_name_every_option_of_check():
     page = (Path(__file__).resolve().parents[1] / "docs" / "settings-file.md").read_text()
     for option in ("-q", "--json", "--insecure", "--schema"):
         assert f"`{option}`" in page
+
+
+def test_a_reader_that_has_seen_enough_is_no_reason_to_complain():
+    """`relayd check --schema | head -1`."""
+    command = [sys.executable, "-m", "relayd", "check", "--schema"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as relayd:
+        assert relayd.stdout is not None
+        assert relayd.stderr is not None
+        relayd.stdout.close()
+        assert relayd.stderr.read() == b""
+    assert relayd.returncode in (0, 141)

@@ -133,6 +133,7 @@ BAD = [
     (read_address, ["unix:", "unix:run/x", "unix:./x", "unix:@x"], "must begin with /: write unix:/PATH"),
     (read_address, ["unix:/run/"], "is a directory"),
     (read_address, ["unix:/" + "x" * 107], "is too long: .* 107 bytes"),
+    (read_network, ["10.0.0.5/8"], "10.0.0.0/8: write 10.0.0.0/8, or 10.0.0.5 for that address alone"),
     (read_network, ["10.0.0.0/33", "a", "10.0.0.1/8", "", "10.0.0.0/8,nope"], "not an address range"),
     (read_positive, ["0", "000"], "would let nothing through"),
     (read_positive, ["", "-1"], "not a whole number"),

@@ -39,8 +39,9 @@ class Status:
         self.limiter = limiter
         self.started_s = time.time()
 
-    def show(self, settings: Settings) -> None:
-        """Take the settings that are in force."""
+    def show(self, settings: Settings, needs_restart: Sequence[str] = ()) -> None:
+        """Take the settings that are in force, and the names of those in the file that are not."""
+        self.needs_restart = list(needs_restart)
         self.settings = settings
         self.digest = digest_of(settings)
 
@@ -50,6 +51,7 @@ class Status:
         return {
             "version": __version__,
             "settings": self.digest,
+            "needs_restart": self.needs_restart,
             "uptime_s": round(wall - self.started_s),
             "requests_in_flight": self.metrics.in_flight,
             "connections": self.metrics.connections,
@@ -64,7 +66,14 @@ class Status:
         report = self.report()
         facts = [
             (name, report[name])
-            for name in ("version", "settings", "uptime_s", "requests_in_flight", "connections")
+            for name in (
+                "version",
+                "settings",
+                "needs_restart",
+                "uptime_s",
+                "requests_in_flight",
+                "connections",
+            )
         ]
         parts = [
             "<!doctype html><html lang=en><meta charset=utf-8><title>relayd</title>",
@@ -83,7 +92,7 @@ class Status:
 def worker_row(worker: Worker, now: int) -> dict[str, Any]:
     """Return what is known of a worker."""
     pool = worker.pool
-    state = "open"
+    state = "ready"
     if not worker.up:
         state = "not reached"
     elif is_resting(worker, now):
@@ -99,7 +108,7 @@ def worker_row(worker: Worker, now: int) -> dict[str, Any]:
         "worker": worker.name,
         "url": worker.url,
         "state": state,
-        "open_in_s": max(0.0, round((worker.open_at_ns - now) / 1e9, 1)) if not worker.probing else None,
+        "ready_in_s": max(0.0, round((worker.open_at_ns - now) / 1e9, 1)) if not worker.probing else None,
         "in_flight": pool.in_flight,
         "connections": pool.open,
         "failures_in_a_row": worker.failures,

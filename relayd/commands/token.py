@@ -279,7 +279,9 @@ def credentials_of(line: str) -> tuple[str | None, str | None] | None:
         return None
     if isinstance(found.get("token"), str):
         return f"Bearer {found['token']}", None
-    authorization, api_key = found.get("authorization"), found.get("x-api-key")
+    found = {name.lower(): value for name, value in found.items()}  # as names of headers are
+    authorization = found.get("authorization")
+    api_key = found.get("x-api-key", found.get("api-key"))
     if not all(isinstance(text, str | None) for text in (authorization, api_key)):
         return None
     return authorization, api_key

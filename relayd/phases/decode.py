@@ -19,7 +19,7 @@ import zstandard
 
 from relayd._fast.splice import count_names, find_value
 from relayd.faults import Fault, fault
-from relayd.phases.routes import ONE_MODEL
+from relayd.phases.routes import ONE_MODEL, POSTS
 from relayd.records import Exchange, Facts, Fleet
 from relayd.registry import did_you_mean
 
@@ -168,6 +168,8 @@ def permit(exchange: Exchange, fleet: Fleet) -> Fault | None:
     if fleet.declared:
         if not asked and exchange.route.body == "none":
             known = fleet.model_for_path(exchange.head.path)
+            if known is None and exchange.head.path in POSTS:
+                return fault("method_not_allowed", exchange.head.method)
             if known is None:
                 return fault("path_not_found", exchange.head.path[:128].decode("ascii"))
         elif not asked:

@@ -396,13 +396,13 @@ class Driver:
         if exchange.outcome == "client_closed":
             return self._finish(exchange, 499, "client_closed", leg)
         if leg.committed:
-            return self._cut(exchange, leg, self._fault_of(leg))
+            return self._cut(exchange, leg, self._fault_of(exchange, leg))
         worker = exchange.next_worker
         if worker is None and row.retry:
             worker = self._another(exchange)
         if worker is not None:
             return self._forward(exchange, worker)
-        return self.fail(exchange, self._fault_of(leg), leg)
+        return self.fail(exchange, self._fault_of(exchange, leg), leg)
 
     def _complete(self, exchange: Exchange, leg: Leg) -> None:
         if exchange.sink.state == SINK_STARTED:
@@ -412,8 +412,10 @@ class Driver:
             self.budget.succeeded()
         return self._finish(exchange, leg.status, exchange.outcome or outcome_of(leg), leg)
 
-    def _fault_of(self, leg: Leg) -> Fault:
+    def _fault_of(self, exchange: Exchange, leg: Leg) -> Fault:
         row = LEG_ROWS[leg.outcome]
+        if row.code == "total_timeout" and self._patience_ns(exchange.head) < self.total_ns:
+            return fault("deadline")
         worker = self.fleet.by_pool[leg.pool.name]
         return fault(row.code, leg.reason, worker=worker.name if self.settings.reveal else "")
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from functools import partial
 
 from relayd.auth.base import DEFAULT_TIER
@@ -42,7 +43,8 @@ def parts_of(view: View) -> Iterator[Part]:
     settings, is_right = view.settings, view.is_right
     auth, tls, worker_tls = settings.auth, settings.tls, settings.worker_tls
     if auth.keys and is_right("auth", "keys"):
-        yield partial(try_keys, auth.keys, settings.limits.tiers)
+        served = {name for model, entry in settings.models.items() for name in (model, *entry.aliases)}
+        yield partial(try_keys, auth.keys, settings.limits.tiers, served, time.time())
     has_jwt = auth.jwt != Jwt() or view.is_written("auth", "jwt")
     if has_jwt and all(is_right("auth", "jwt", name) for name in SOURCES):
         yield partial(try_jwt, auth.jwt)
@@ -72,8 +74,8 @@ def report(view: View, say: Say, remarks: Iterable[Remark]) -> None:
 # --- one by one -------------------------------------------------------------------------------------
 
 
-def try_keys(path: str, tiers: Collection[str]) -> Iterable[Remark]:
-    """Read the file of API keys; where there are tiers, keys name one of them."""
+def try_keys(path: str, tiers: Collection[str], served: Set[str], now: float) -> Iterable[Remark]:
+    """Read the file of API keys; where tiers, or models, are declared, keys name one of them."""
     keys = read_keys(path)
     yield from keys.remarks
     named = {granted.tenant.tier for granted in keys.by_digest.values()}
@@ -81,6 +83,14 @@ def try_keys(path: str, tiers: Collection[str]) -> Iterable[Remark]:
     if unknown:
         message = f"it has keys of a tier that limits.tiers does not have: {', '.join(unknown[:5])}"
         yield Remark("auth.keys", message, "they have the limits of `default`", path)
+    over = sum(granted.ends_at <= now for granted in keys.by_digest.values())
+    if over:
+        yield Remark("auth.keys", f"{over} of its keys have expired", "take them out", path)
+    asked = {name for granted in keys.by_digest.values() for name in granted.tenant.models or ()}
+    unknown = sorted(asked - served) if served else []
+    if unknown:
+        message = f"it has keys for models that are not served: {', '.join(unknown[:5])}"
+        yield Remark("auth.keys", message, "models has no such name or alias", path)
 
 
 def try_jwt(jwt: Jwt) -> Iterable[Remark]:

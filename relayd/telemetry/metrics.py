@@ -193,7 +193,7 @@ class _Exposition(Collector):
             "relayd_log_lines_dropped", "Log lines that could not be written", "sink", metrics.dropped_lines()
         )
         yield gauge(
-            "relayd_config_reload_success", "0 while the settings in force are older than those on disk", (),
+            "relayd_config_reload_success", "0 after a reload whose settings could not be used", (),
             {(): int(not metrics.reload_failed)},
         )  # fmt: skip
         age_s = metrics.jwks_age_s()

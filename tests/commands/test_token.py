@@ -161,7 +161,7 @@ def test_one_credential_a_line(says, pem_only):
     lines = [
         good,
         {"authorization": f"bearer {good}"},
-        {"x-api-key": good},
+        {"Api-Key": good},
         {"token": good, "what": "ever"},
         token(tier="gold", models=["n", "m"]).decode(),
         {"authorization": good},

@@ -532,6 +532,9 @@ def test_paths_that_are_not_known():
     exchange, code = permitted(fleet, b"", path=b"/x/y")
     assert (code, exchange.model) == (None, "small")
     assert permitted(fleet, b"", path=OTHER)[1] == "path_not_found"
+    exchange = exchange_for(b"", path=CHAT)
+    exchange.route = route_for("DELETE", CHAT, False)
+    assert permit(exchange, fleet).code == "method_not_allowed"
     assert permitted(fleet, b"", frozenset({"small"}), path=b"/x/y")[1] == "path_forbidden"
     assert permitted(Fleet([worker("w")]), b"", frozenset({"large"}), path=OTHER)[1] == "path_forbidden"
     assert permitted(Fleet([worker("w")]), b"", path=OTHER)[1] is None

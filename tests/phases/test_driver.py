@@ -586,6 +586,8 @@ def test_a_client_may_say_how_long_it_waits(said, too_late_s, in_time_s):
         call = gateway.begin("GET", b"/x", (b"X-Relayd-Timeout-Ms", said), body=None)
         gateway.sweeper.sweep(now_ns() + seconds * NS)
         assert call.answer.status == status
+        if status:
+            assert call.error["code"] == ("deadline" if said == b"1500" else "total_timeout")
 
 
 @pytest.mark.parametrize("said", [b"0", b"-1", b"1.5", b"soon", b"", b"9" * 18])

@@ -52,7 +52,7 @@ KEYS = {"acme": "canary-of-an-api-key", "small": "canary-of-a-small-key", "picky
 
 
 def token(**claims: object) -> str:
-    said = {"sub": "acme", "aud": "relayd", "exp": time.time() + 300, "note": "canary", **claims}
+    said = {"sub": "acme", "aud": "relayd", "exp": time.time() + 86_400, "note": "canary", **claims}
     return jwt.encode(said, HS_SECRET, headers={"kid": "hs"})
 
 

@@ -232,6 +232,10 @@ def test_what_was_used_stays_used_over_a_reload(start: Start) -> None:
 def test_what_a_reload_cannot_take_it_names(start: Start) -> None:
     place = start()
     assert "a restart is needed for: models\n" in reload(place, ("aliases: [big]", "aliases: [big, huge]"))
+    status = json.loads(place.gateway.ask_admin("/status")[1])
+    assert status["needs_restart"] == ["models"]
+    assert [worker["state"] for worker in status["workers"]] == ["ready"]
+    assert "models" in place.gateway.ask_admin("/")[1]
     text = place.file.read_text()
     without = text[: text.index("auth:")] + text[text.index("limits:") :]
     assert "a restart is needed for: auth, models\n" in reload(place, (text, without))
