@@ -13,12 +13,14 @@ import msgspec
 from relayd import __version__
 from relayd._fast.leg import LegOutcome, now_ns
 from relayd.auth.authenticator import Authenticator
-from relayd.config import Settings
+from relayd.config import Allowance, Settings, Tier
 from relayd.limits.tenants import Limiter
-from relayd.readers import Secret
+from relayd.readers import QuotaOf, RateOf, Secret
 from relayd.records import Worker
 from relayd.telemetry.metrics import Metrics
 from relayd.upstream.breakers import is_resting
+
+PERIODS = {1.0: "s", 60.0: "min", 3600.0: "h", 86400.0: "d"}
 
 
 class Status:
@@ -56,7 +58,7 @@ class Status:
             "requests_in_flight": self.metrics.in_flight,
             "connections": self.metrics.connections,
             "workers": [worker_row(worker, now) for worker in self.workers],
-            "limits": {name: shown(tier) for name, tier in self.settings.limits.tiers.items()},
+            "limits": {name: limits_of(tier) for name, tier in self.settings.limits.tiers.items()},
             "tenants": [use._asdict() for use in self.limiter.usage(now, wall)] if self.limiter else [],
             "authentication": None if self.authenticator is None else credentials_row(self.authenticator),
         }
@@ -144,16 +146,34 @@ def cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, dict):
-        return ", ".join(f"{name} {cell(one)}" for name, one in value.items())
+        return ", ".join(f"{name} {cell(one)}" for name, one in value.items() if one is not None)
     if isinstance(value, list | tuple):
         return ", ".join(map(cell, value))
     return str(value)
 
 
-def shown(settings: msgspec.Struct) -> dict[str, Any]:
-    """Return settings as plain data, without what is secret."""
-    data: dict[str, Any] = msgspec.to_builtins(settings, enc_hook=hide)
-    return data
+def limits_of(allowed: Allowance) -> dict[str, Any]:
+    """Return what is allowed, as the settings write it; None for what is not limited."""
+    limits: dict[str, Any] = {
+        "requests": rate_text(allowed.requests),
+        "tokens": rate_text(allowed.tokens),
+        "concurrency": allowed.concurrency or None,
+        "quota": quota_text(allowed.quota),
+        "quota_requests": quota_text(allowed.quota_requests),
+    }
+    if isinstance(allowed, Tier):
+        limits["models"] = {model: limits_of(of_model) for model, of_model in allowed.models.items()}
+    return limits
+
+
+def rate_text(rate: RateOf | None) -> str | None:
+    """Return a rate as the settings write it."""
+    return None if rate is None else f"{rate.units}/{PERIODS.get(rate.period_s, f'{rate.period_s:g}s')}"
+
+
+def quota_text(quota: QuotaOf | None) -> str | None:
+    """Return a quota as the settings write it."""
+    return None if quota is None else f"{quota.units}/{quota.window}"
 
 
 def hide(value: Any) -> str:

@@ -234,6 +234,8 @@ def test_what_a_reload_cannot_take_it_names(start: Start) -> None:
     assert "a restart is needed for: models\n" in reload(place, ("aliases: [big]", "aliases: [big, huge]"))
     status = json.loads(place.gateway.ask_admin("/status")[1])
     assert status["needs_restart"] == ["models"]
+    assert status["limits"]["small"]["requests"] == "3/h"
+    assert status["limits"]["monthly"]["quota_requests"] == "10/month"
     assert [worker["state"] for worker in status["workers"]] == ["ready"]
     assert "models" in place.gateway.ask_admin("/")[1]
     text = place.file.read_text()
