@@ -131,6 +131,7 @@ cdef dict PRIORITIES = {
 cdef enum:
     SPELLINGS = 1024                    # a power of two
     SPELLING_PLACES = 8
+    LONGEST_KEPT = 64                   # bytes; a peer may send names of any length
     TIMEOUT_MS_AT_MOST = 604800000      # a week
 
 # A number in each byte of a word.
@@ -521,7 +522,7 @@ cdef int action_of(bytes name, dict actions, Spelling* spellings) except -1:
     if not is_token(name):
         return -2
     action = slow_action_of(name.lower(), actions)
-    if spelling.name is NULL:
+    if spelling.name is NULL and size <= LONGEST_KEPT:
         spellings_kept.append(name)
         spelling.size = size
         spelling.action = action

@@ -136,9 +136,9 @@ cpdef Cost cost_of(Leg leg, int64_t prompt_estimate, bint writes, bint uncached_
 
 cdef bint was_left(Leg leg):
     """True if a worker had a request and went on with it, but relayd no longer waited for what it wrote."""
-    if leg.outcome == LEG_CANCELLED:
+    if leg.outcome == LEG_CANCELLED or leg.outcome == LEG_TOTAL_TIMEOUT:    # that may be the client's wish
         return leg.sent_ns != 0
-    return leg.status != 0 and (leg.outcome == LEG_FIRST_TOKEN_TIMEOUT or leg.outcome == LEG_TOTAL_TIMEOUT)
+    return leg.status != 0 and leg.outcome == LEG_FIRST_TOKEN_TIMEOUT
 
 
 cdef int estimate_output(Leg leg, Cost cost, bint may_guess) except -1:

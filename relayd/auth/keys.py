@@ -147,7 +147,7 @@ def fields_of(entry: yaml.Node) -> Iterator[tuple[str, yaml.Node]]:
         raise EntryError(entry, f"not an entry; it has the fields {', '.join(FIELDS)}")
     seen = set()
     for key, value in entry.value:
-        name = key.value
+        name = key.value if isinstance(key, yaml.ScalarNode) else "that is no text"
         if name not in FIELDS:
             raise EntryError(key, f"there is no field {name!r}{did_you_mean(str(name), FIELDS)}")
         if name in seen:

@@ -29,6 +29,9 @@ LARGEST_BOUND = 1 << 31
 QUERY_FIELDS = 100
 ZSTD_WINDOW = 8 << 20
 ZSTD_PIECE = 1 << 10  # of a body: what one piece of a bomb can become is bounded by zstd's ratio
+ODD_FORM = "is no form that names its model once and plainly: multipart/form-data as official clients send it"
+INFLATION_AT_MOST = 64  # times its size a compressed body may become ...
+INFLATED_ALWAYS = 1 << 20  # ... beyond this
 MULTIPART_WINDOW = 1 << 20  # bytes of a form in which its model is looked for
 _ASK_FOR_USAGE = b'{"stream_options":{"include_usage":true},'
 
@@ -53,8 +56,14 @@ _FORM_MODEL = re.compile(
 )
 
 
-# Whatever some reader of forms might take for a field of that name, wherever it stands.
-_NAMED_MODEL = re.compile(rb"""name\*?[ \t]*=[ \t]*["']?model["']?[ \t]*(?=[;\r\n])""", re.IGNORECASE)
+# A form as official clients write it, which every reader reads alike.
+_FORM_TYPE = re.compile(rb'multipart/form-data; ?boundary=("?)([0-9A-Za-z_.+-]{1,70})\1', re.IGNORECASE)
+_PART = re.compile(
+    rb'content-disposition: form-data; name="([^"\\%\r\n]{1,200})"(?:; filename="[^"\\\r\n]{0,1000}")?'
+    rb"(?:; filename\*=utf-8''[^;\"\s]{0,1000})?",
+    re.IGNORECASE,
+)
+_PART_TYPE = re.compile(rb"content-(?:type|length): [^\r\n]{1,200}", re.IGNORECASE)
 
 
 def has_seen_enough(exchange: Exchange, whole_forms: bool) -> bool:
@@ -81,15 +90,11 @@ def decode(exchange: Exchange, max_body: int) -> Fault | None:
     if exchange.route.name == "other" and may_name_any_model(exchange):
         return fault("path_forbidden", exchange.head.path[:128].decode("ascii"))
     if kind == "multipart":
-        form = exchange.body.whole()
-        if is_held_to_model(exchange) and len(_NAMED_MODEL.findall(form)) != 1:
-            return fault("bad_body", "names its model more than once, or not at all", param="model")
-        found = _FORM_MODEL.search(form)
-        exchange.model = exchange.asked = found[1].decode("utf-8", "replace") if found else ""
-        exchange.facts = Facts(
-            exchange.model, exchange.body.size // BYTES_PER_TOKEN, OUTPUT_UNKNOWN, exchange.head.priority
-        )
-    elif exchange.head.path.startswith(ONE_MODEL):
+        return decode_form(exchange)
+    if exchange.route.name == "other" and has_body(exchange):
+        size, priority = max(exchange.head.content_length, 0), exchange.head.priority
+        exchange.facts = Facts("", size // BYTES_PER_TOKEN, OUTPUT_UNKNOWN, priority)
+    if exchange.head.path.startswith(ONE_MODEL):
         exchange.model = unquote(exchange.head.path[len(ONE_MODEL) :].decode("ascii"))
     elif b"model=" in exchange.head.target:
         names = models_in_query(exchange.head.target)
@@ -97,6 +102,53 @@ def decode(exchange: Exchange, max_body: int) -> Fault | None:
             return fault("bad_query", "names a model more than once", param="model")
         exchange.model = names[-1] if names else ""
     return None
+
+
+def decode_form(exchange: Exchange) -> Fault | None:
+    """Note the model that a form says."""
+    form = exchange.body.whole()
+    found = model_in_form(exchange, form)
+    if found is None and is_held_to_model(exchange):
+        return fault("bad_body", ODD_FORM, param="model")
+    exchange.model = exchange.asked = form[found[0] : found[1]].decode("utf-8", "replace") if found else ""
+    size, priority = exchange.body.size, exchange.head.priority
+    exchange.facts = Facts(exchange.model, size // BYTES_PER_TOKEN, OUTPUT_UNKNOWN, priority)
+    return None
+
+
+def model_in_form(exchange: Exchange, form: bytes) -> tuple[int, int] | None:
+    """Return where a form says its model, or None.
+
+    Where a tenant is held to it, only a form in which there can be no other reading is read.
+    """
+    if is_held_to_model(exchange):
+        return only_model(form, exchange.head.content_type or b"", coding_of(exchange))
+    found = _FORM_MODEL.search(form)
+    return None if found is None else found.span(1)
+
+
+def only_model(form: bytes, content_type: bytes, coding: bytes) -> tuple[int, int] | None:
+    """Return where a form has its one model; None if it has none or two, or anything odd about it."""
+    kind = _FORM_TYPE.fullmatch(content_type)
+    if kind is None or coding:
+        return None
+    delimiter = b"--" + kind[2]
+    pieces = form.split(delimiter)
+    if len(pieces) < 3 or pieces[0] or pieces[-1] not in (b"--", b"--\r\n"):
+        return None
+    found, at = [], len(delimiter)
+    for part in pieces[1:-1]:
+        head, blank, value = part.partition(b"\r\n\r\n")
+        if not (blank and head.startswith(b"\r\n") and value.endswith(b"\r\n")):
+            return None
+        lines = head[2:].split(b"\r\n")
+        names = [match for match in map(_PART.fullmatch, lines) if match]
+        if len(names) != 1 or sum(map(bool, map(_PART_TYPE.fullmatch, lines))) != len(lines) - 1:
+            return None
+        if names[0][1].lower() == b"model":
+            found.append((at + len(part) - len(value), at + len(part) - 2))
+        at += len(part) + len(delimiter)
+    return found[0] if len(found) == 1 else None
 
 
 def models_in_query(target: bytes) -> list[str]:
@@ -119,8 +171,12 @@ def may_name_any_model(exchange: Exchange) -> bool:
 
     What it says is not read.  With an allow-list even a path alone may be about another's model.
     """
-    has_body = exchange.head.content_length > 0 or exchange.head.chunked
-    return exchange.allowed is not None or (has_body and is_held_to_model(exchange))
+    return exchange.allowed is not None or (has_body(exchange) and is_held_to_model(exchange))
+
+
+def has_body(exchange: Exchange) -> bool:
+    """True if the head announces a body."""
+    return exchange.head.content_length > 0 or exchange.head.chunked
 
 
 def decode_json(exchange: Exchange, max_body: int) -> Fault | None:
@@ -210,9 +266,9 @@ def rename_model(exchange: Exchange, name: str, max_body: int) -> Fault | None:
         return None
     if exchange.route.body == "multipart":
         raw = exchange.body.whole()
-        found = _FORM_MODEL.search(raw)
+        found = model_in_form(exchange, raw)
         if found is not None:
-            exchange.body.replace(raw[: found.start(1)] + name.encode() + raw[found.end(1) :])
+            exchange.body.replace(raw[: found[0]] + name.encode() + raw[found[1] :])
         exchange.asked = name
         return None
     raw, coding = exchange.body.whole(), coding_of(exchange)
@@ -259,6 +315,8 @@ def ask_for_usage(exchange: Exchange, said: _Body, raw: bytes) -> bool:
 def inflated(raw: bytes, coding: bytes, limit: int) -> bytes | Fault:
     """Return a decoded copy of a compressed body, or the fault that it is."""
     word = coding.decode("ascii", "backslashreplace")
+    # A few KB that become as much as max_body would cost everybody half a second.
+    limit = min(limit, max(INFLATED_ALWAYS, INFLATION_AT_MOST * len(raw)))
     try:
         if coding in (b"gzip", b"x-gzip"):
             plain, whole = unzipped(raw, 31, limit)

@@ -128,7 +128,8 @@ class Driver:
                 exchange.ready_ns = now_ns()
                 self._limit(exchange)
             else:
-                self.fail(exchange, answer if isinstance(answer, Fault) else fault("credential_invalid"))
+                waits = fault("keys_missing", retry_after_s=1.0)  # for other keys, after a reload
+                self.fail(exchange, answer if isinstance(answer, Fault) else waits)
         except Exception:
             self._give_up(exchange)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import zlib
 
+import aiohttp
+import openai
 import pytest
 import zstandard
 from hypothesis import given
@@ -41,10 +44,12 @@ def exchange_for(
     ask: bool = False,
     whole: bool = True,
     length: bytes = b"",
+    kind: bytes = b"multipart/form-data; boundary=b",
 ):
     """Return an exchange whose body is `data`."""
     headers = [(b"Host", b"a"), *([(b"Content-Encoding", coding)] if coding is not None else [])]
     headers += [(b"Content-Length", length)] if length else []
+    headers += [(b"Content-Type", kind)] if path == FORM else []
     head = RequestHead("POST", path, 1, headers)
     body = RequestBody(len(data), 1 << 30)
     body.feed(data)
@@ -692,6 +697,102 @@ REAL = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nlarge\r\n'
     ],
 )
 def test_an_allow_list_is_not_got_around_by_a_form(form):
-    assert permitted(declared_fleet(), form, frozenset({"small"}), path=FORM)[1] == "bad_body"
+    code = permitted(declared_fleet(), form, frozenset({"small"}), path=FORM)[1]
+    assert code in ("bad_body", "model_forbidden")
     once = b"--b\r\n" + DECOY + b"--b--\r\n"
     assert permitted(declared_fleet(), once, frozenset({"small"}), path=FORM)[1] is None
+
+
+SMALL = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nsmall\r\n'
+
+
+def named(name: bytes, value: bytes = b"large") -> bytes:
+    return b"--b\r\nContent-Disposition: form-data; " + name + b"\r\n\r\n" + value + b"\r\n"
+
+
+ODD_FORMS = [
+    # The form, and its Content-Type where it is not the usual one.
+    (named(b'name="model" x', b"small") + named(b'name="model"') + b"--b--\r\n", None),
+    (b"model=large&x=" + DECOY, b"application/x-www-form-urlencoded"),
+    (SMALL + named(b"name*=utf-8''model") + b"--b--\r\n", None),
+    (SMALL + named(b'name*0="mo"; name*1="del"') + b"--b--\r\n", None),
+    (SMALL + named(b'name="m\\odel"') + b"--b--\r\n", None),
+    (SMALL + named(b'name="m%6fdel"') + b"--b--\r\n", None),
+    (SMALL + named(b'name="MODEL"') + b"--b--\r\n", None),
+    (SMALL + named(b"name=model") + b"--b--\r\n", None),
+    (SMALL + named(b'name="x"; name="model"') + b"--b--\r\n", None),
+    (SMALL + b'--b\nContent-Disposition: form-data; name="model"\n\nlarge\r\n--b--\r\n', None),
+    (b'{"model": "large", "x": "' + DECOY + b'"}', b"application/json"),
+    (SMALL + b"--b--\r\n", b""),
+    (SMALL + b"--b--\r\n", b"multipart/form-data"),
+    (SMALL + b"--b--\r\n", b"multipart/form-data; boundary=b; boundary=c"),
+    (SMALL + b"--b--\r\n", b"multipart/mixed; boundary=b"),
+    (b"x\r\n" + SMALL + b"--b--\r\n", None),
+    (SMALL + b"--b--\r\n" + named(b'name="model"'), None),
+    (SMALL, None),
+    (b"", None),
+    (named(b'name="x"') + b"--b--\r\n", None),
+]
+
+
+@pytest.mark.parametrize(("body", "kind"), ODD_FORMS)
+def test_a_form_that_two_readers_may_read_differently_is_not_for_who_is_held_to_a_model(body, kind):
+    options = {} if kind is None else {"kind": kind}
+    code = permitted(declared_fleet(), body, frozenset({"small"}), path=FORM, **options)[1]
+    assert code == "bad_body"
+
+
+def test_a_compressed_form_is_not_for_who_is_held_to_a_model():
+    body = SMALL + b"--b--\r\n"
+    assert permitted(declared_fleet(), body, frozenset({"small"}), path=FORM, coding=b"gzip")[1] == "bad_body"
+
+
+def encoded_by_aiohttp() -> tuple[bytes, bytes]:
+    form = aiohttp.FormData({"model": "small", "language": "en"})
+    form.add_field("file", b"\x00--b\r\nmodel", filename="a b.wav", content_type="audio/wav")
+    writer = form()
+
+    async def write() -> bytes:
+        pieces: list[bytes] = []
+
+        class Out:
+            async def write(self, data: bytes) -> None:
+                pieces.append(bytes(data))
+
+        await writer.write(Out())
+        return b"".join(pieces)
+
+    return asyncio.run(write()), writer.headers["Content-Type"].encode()
+
+
+def encoded_by_requests_of_openai() -> tuple[bytes, bytes]:
+    made = openai.OpenAI(api_key="k", base_url="http://h")._client.build_request(
+        "POST", "http://h", data={"model": "small", "timestamp_granularities[]": ["word"]},
+        files={"file": ("Ünïcode.wav", b"\x00\x01", "audio/wav")},
+    )  # fmt: skip
+    return made.read(), made.headers["content-type"].encode()
+
+
+@pytest.mark.parametrize("encode", [encoded_by_aiohttp, encoded_by_requests_of_openai])
+def test_forms_of_usual_clients_are_read_by_who_is_held_to_a_model(encode):
+    body, kind = encode()
+    exchange, code = permitted(declared_fleet(), body, frozenset({"small"}), path=FORM, kind=kind)
+    assert (code, exchange.model) == (None, "small")
+    assert rename_model(exchange, "other-name", LIMIT) is None
+    assert exchange.body.whole() == body.replace(b"\r\nsmall\r\n", b"\r\nother-name\r\n")
+
+
+def test_a_few_bytes_do_not_become_many():
+    for pack in (gzip.compress, zlib.compress, zstandard.compress):
+        coding = {gzip.compress: b"gzip", zlib.compress: b"deflate"}.get(pack, b"zstd")
+        large = b'{"model": "' + b" " * (2 << 20) + b'"}'
+        assert inflated(pack(large), coding, 1 << 30).code == "body_too_large"
+        small = b'{"model": "' + b" " * (1 << 19) + b'"}'
+        assert inflated(pack(small), coding, 1 << 30) == small
+
+
+def test_an_unknown_path_may_use_what_its_body_is_long_enough_for():
+    exchange = exchange_for(b"", path=OTHER, length=b"4000")
+    assert decode(exchange, LIMIT) is None
+    assert (exchange.facts.prompt_tokens, exchange.facts.output_tokens) == (1000, OUTPUT_UNKNOWN)
+    assert decoded(b"", path=OTHER).facts is NO_FACTS

@@ -20,7 +20,7 @@ import pytest
 
 from tests.support.dialects import ANTHROPIC, OPENAI
 from tests.support.gateway import Gateway
-from tests.support.upstream import Gate, Upstream, chunk, reply, stream, stream_head
+from tests.support.upstream import Gate, Upstream, chunk, reply, silence, stream, stream_head
 from tests.support.waiting import eventually
 from tests.support.wire import Answer, Client, ask, post_json, request
 
@@ -396,6 +396,23 @@ def test_a_client_that_leaves_uses_what_its_worker_may_have_written(start: Start
     gate.open()
     rows = json.loads(place.gateway.ask_admin("/status")[1])["tenants"]
     assert 900 < next(row["tokens_left"] for row in rows if row["tenant"] == "thousand") < 1000
+
+
+def test_a_client_that_will_not_wait_pays_for_what_its_worker_read(start: Start) -> None:
+    place = start()
+    place.upstream.play([silence()])
+    said = {**CHAT, "messages": [{"role": "user", "content": "x" * 2000}]}
+    late = place.ask(("x-api-key", "key-of-thousand"), ("X-Relayd-Timeout-Ms", "300"), said=said)
+    assert (late.status, late.json()["error"]["code"]) == (504, "deadline")
+    rows = json.loads(place.gateway.ask_admin("/status")[1])["tenants"]
+    assert 400 < next(row["tokens_left"] for row in rows if row["tenant"] == "thousand") < 600
+
+
+def test_a_path_that_is_not_known_uses_tokens_too(start: Start) -> None:
+    place = start('passthrough: {"/": other}')
+    place.upstream.play(stream(event("a")))
+    statuses = [place.status("key-of-counted", path="/v1/chat/%63ompletions") for _ in range(6)]
+    assert statuses == [200, 200, 200, 429, 429, 429]
 
 
 def test_streams_give_back_what_they_did_not_write(start: Start) -> None:
