@@ -718,14 +718,14 @@ WARNINGS = [
         "it has keys of a tier that limits.tiers does not have: silver",
     ),
     (
-        "keys for no model that there is, and an old one",
-        WORKER + "auth: {keys: old-keys}\nmodels: {m: {targets: [w], aliases: [n]}}\n",
+        "keys for no model that there is",
+        WORKER + "auth: {keys: gone-keys}\nmodels: {m: {targets: [w], aliases: [n]}}\n",
         "auth.keys",
         "it has keys for models that are not served: gone",
     ),
     (
         "a key that has expired",
-        WORKER + "auth: {keys: old-keys}\n",
+        WORKER + "auth: {keys: over-keys}\n",
         "auth.keys",
         "1 of its keys have expired",
     ),
@@ -779,10 +779,9 @@ def test_what_should_not_be_so_is_warned_of(written, tmp_path, content, path, me
     (tmp_path / "none").chmod(0o600)
     (tmp_path / "own-keys").write_text(KEYS.replace("tenant: a", "tenant: a, tier: silver"))
     (tmp_path / "own-keys").chmod(0o600)
-    (tmp_path / "old-keys").write_text(
-        KEYS.replace("tenant: a", "tenant: a, models: [m, n, gone], expires: 2020-01-01")
-    )
-    (tmp_path / "old-keys").chmod(0o600)
+    for name, more in (("gone-keys", "models: [m, n, gone]"), ("over-keys", "expires: 2020-01-01")):
+        (tmp_path / name).write_text(KEYS.replace("tenant: a", f"tenant: a, {more}"))
+        (tmp_path / name).chmod(0o600)
     found, problems = read_file(written(content))
     assert found is not None
     (problem,) = problems
