@@ -125,7 +125,7 @@ cdef dict PRIORITIES = {
     b"batch": PRIORITY_BATCH,
 }
 
-# Actions by the exact spelling received, so that a known name costs one look-up, a tenth of a dict's.  A
+# Actions by the exact spelling received, so that a known name costs one look-up, a third of a dict's.  A
 # peer chooses the spellings: a name may lie in one of eight places, and what finds none of them free is
 # looked up the long way each time.
 cdef enum:
@@ -380,6 +380,7 @@ cdef inline bint is_control(unsigned char byte) noexcept nogil:
     return byte < 32 and byte != 9 or byte == 127
 
 
+@cython.overflowcheck(False)            # bits, not numbers
 cdef inline uint64_t has_control(uint64_t word) noexcept nogil:
     """0 only if each of the eight bytes is printable ASCII or space.
 
@@ -496,7 +497,7 @@ cdef bint has_two_credentials(bytes value) noexcept:
 
 # --- actions ----------------------------------------------------------------------------------------
 
-@cython.overflowcheck(False)
+@cython.overflowcheck(False)            # it is meant to overflow
 cdef uint64_t hash_of(const char* text, Py_ssize_t size) noexcept nogil:
     """FNV-1a.  Whoever makes names that lie in the same places only makes them slow to look up."""
     cdef uint64_t value = <uint64_t> size

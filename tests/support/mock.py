@@ -33,3 +33,26 @@ class Mock(Program):
         with urllib.request.urlopen(self.url + "/mock/stats", timeout=5) as page:
             counts: dict[str, Any] = json.load(page)
         return counts
+
+
+# Ways for an answer to end otherwise than well.
+FAULTS = [
+    "status=500",
+    "status=503",
+    "status=400",
+    "rate_limit=0",
+    "delay=30ms",
+    "hang",
+    "close",
+    "cut=0",
+    "cut=1",
+    "cut=5",
+    "reset=0",
+    "reset=4",
+    "error=0",
+    "error=5",
+    "stall=0",
+    "stall=4",
+    "drip=5000",
+    "keepalive_close",
+]

@@ -22,7 +22,7 @@ import pytest
 
 from tests.support.dialects import ANTHROPIC, OPENAI, RESPONSES
 from tests.support.gateway import Gateway
-from tests.support.mock import Mock
+from tests.support.mock import FAULTS, Mock
 from tests.support.waiting import eventually
 from tests.support.wire import Client, post_json
 
@@ -55,25 +55,6 @@ models:
   mock: {{targets: [one, two]}}
 """
 
-FAULTS = [
-    "status=500",
-    "status=400",
-    "rate_limit=0",
-    "delay=30ms",
-    "hang",
-    "close",
-    "cut=0",
-    "cut=1",
-    "cut=5",
-    "reset=0",
-    "reset=4",
-    "error=0",
-    "error=5",
-    "stall=0",
-    "stall=4",
-    "drip=5000",
-    "keepalive_close",
-]
 PROMPTS = [f"Prompt {n}: " + "the quick brown fox jumps over the lazy dog. " * (n * n) for n in range(8)]
 ROUTES = [OPENAI.path, ANTHROPIC.path, RESPONSES.path, "/v1/completions", "/v1/embeddings"]
 

@@ -17,7 +17,7 @@ import pytest
 from tests.support import procs, sse
 from tests.support.dialects import ANTHROPIC, OPENAI, RESPONSES, Dialect
 from tests.support.gateway import Gateway
-from tests.support.mock import Mock
+from tests.support.mock import FAULTS, Mock
 from tests.support.waiting import eventually, settled
 from tests.support.wire import COMPLETE, Answer, Client, post_json
 
@@ -34,27 +34,6 @@ SETTINGS = {
     "resilience.breaker.longest_rest": "50ms",
 }
 
-# None is as likely as all others together.
-FAULTS = [
-    "status=500",
-    "status=503",
-    "status=400",
-    "rate_limit=0",
-    "delay=30ms",
-    "hang",
-    "close",
-    "cut=0",
-    "cut=1",
-    "cut=5",
-    "reset=0",
-    "reset=4",
-    "error=0",
-    "error=5",
-    "stall=0",
-    "stall=4",
-    "drip=5000",
-    "keepalive_close",
-]
 LEAVINGS = ["after bytes", "after a while", "reading nothing", "half-closing"]
 TERMINATORS = {"openai": b"[DONE]", "anthropic": b"message_stop", "responses": b"response.completed"}
 
